@@ -1,0 +1,36 @@
+"""bankml: 1-bit, ternary and F16 language models with exactly the bits of llama.cpp b11192.
+
+The public names load on first use (PEP 562), so that `import bankml` costs next to nothing.
+"""
+
+from importlib import import_module
+
+from bankml.version import __version__ as __version__
+
+_EXPORTS = {
+    "BankmlError": "errors",
+    "NeedMore": "errors",
+    "Refused": "errors",
+    "UsageError": "errors",
+    "Plan": "plan",
+    "plan": "plan",
+    "Tokenizer": "tokenizer",
+    "KvCache": "kv_cache",
+    "KvType": "kv_cache",
+    "Outputs": "forward",
+    "Weights": "forward",
+    "Params": "sampler",
+    "Sampler": "sampler",
+}
+
+__all__ = ["__version__", *sorted(_EXPORTS)]
+
+
+def __getattr__(name):
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"bankml.{_EXPORTS[name]}"), name)
+
+
+def __dir__():
+    return __all__

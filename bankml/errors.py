@@ -1,0 +1,30 @@
+"""The errors a user can meet; the command line turns each into one line on stderr and an exit code."""
+
+
+class BankmlError(Exception):
+    """What went wrong, where, and what to do next, in one sentence. `exit_code` is the command's."""
+
+    exit_code = 1
+
+
+class UsageError(BankmlError):
+    """A wrong flag, environment value, missing file or over-long prompt (exit 1)."""
+
+
+class Refused(BankmlError):
+    """A file, level or device that bankml will not run, with the reason (exit 2).
+
+    `reasons` holds every reason found; the message is the first one, or all of them joined by "; ".
+    """
+
+    exit_code = 2
+
+    def __init__(self, *reasons: str):
+        super().__init__("; ".join(reasons))
+        self.reasons = list(reasons)
+
+
+class NeedMore(BankmlError):
+    """The file ends before what it announces (exit 3): a cut download."""
+
+    exit_code = 3
