@@ -1,0 +1,224 @@
+"""Vector code for Numba kernels: a small builder over LLVM IR, and the decorator that makes an intrinsic of it.
+
+`@vector` turns `def name(b, *addresses)` into an intrinsic of int64 arguments; `b` is a `Builder`, and what the
+function emits is inlined into the caller. Bind such intrinsics to module globals: a function that closes over one
+never hits Numba's cache. Memory is reached through int64 addresses, since weights are a file mapping.
+"""
+
+import inspect
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from bankml.cpu.level import has, level
+
+i1, i8, i16, i32, i64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+f16, f32, f64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+void = ir.VoidType()
+POINTER = ir.PointerType()
+CACHE_LINE = 64
+
+
+def vec(element, count):
+    """The type of a vector of `count` elements."""
+    return ir.VectorType(element, count)
+
+
+def vector(function=None, *, returns=types.void):
+    """Make an intrinsic of a function over a Builder and int64 values; `returns` is the Numba type of its result."""
+    if function is None:
+        return lambda f: vector(f, returns=returns)
+
+    def typing(typingctx, *arguments):
+        def codegen(context, builder, signature, values):
+            result = function(Builder(builder), *values)
+            return context.get_dummy_value() if result is None else result
+
+        return returns(*(types.int64 for _ in arguments)), codegen
+
+    names = list(inspect.signature(function).parameters)[1:]
+    return intrinsic(presented_as(typing, function, names))
+
+
+def presented_as(typing, function, names):
+    """Give a `typing(typingctx, *arguments)` the name of a function and named parameters, as Numba wants them."""
+    typing.__name__, typing.__doc__, typing.__module__ = function.__name__, function.__doc__, function.__module__
+    positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    typing.__signature__ = inspect.Signature([inspect.Parameter(n, positional) for n in ["typingctx", *names]])
+    return typing
+
+
+class Builder:
+    """IR for int64 addresses, vectors and counted loops. `ir` is the llvmlite builder underneath."""
+
+    def __init__(self, builder):
+        self.ir = builder
+
+    # ---- constants -------------------------------------------------------------------------------------------
+    def int(self, value, kind=i64):
+        """An integer constant."""
+        return ir.Constant(kind, value)
+
+    def splat(self, element, count, value):
+        """A vector constant, the same value in each lane."""
+        return ir.Constant(vec(element, count), [value] * count)
+
+    def lanes(self, element, values):
+        """A vector constant from a list."""
+        values = list(values)
+        return ir.Constant(vec(element, len(values)), values)
+
+    def zero(self, element, count):
+        """A vector of zeros."""
+        return self.splat(element, count, 0.0 if element in (f16, f32, f64) else 0)
+
+    # ---- addresses and memory --------------------------------------------------------------------------------
+    def add(self, a, b):
+        """Integer sum; either side may be a Python integer."""
+        return self.ir.add(self._i64(a), self._i64(b))
+
+    def mul(self, a, b):
+        """Integer product; either side may be a Python integer."""
+        return self.ir.mul(self._i64(a), self._i64(b))
+
+    def _i64(self, value):
+        return self.int(value) if isinstance(value, int) else value
+
+    def pointer(self, address, offset=0):
+        """A pointer to `address + offset` bytes."""
+        base = self.ir.inttoptr(address, POINTER)
+        if isinstance(offset, int) and offset == 0:
+            return base
+        return self.ir.gep(base, [self._i64(offset)], source_etype=i8)
+
+    def at(self, pointer, offset):
+        """A pointer `offset` bytes further on."""
+        return self.ir.gep(pointer, [self._i64(offset)], source_etype=i8)
+
+    def load(self, pointer, kind, align=1):
+        """Load a value of a type, unaligned unless told."""
+        return self.ir.load(pointer, typ=kind, align=align)
+
+    def store(self, value, pointer, align=1):
+        """Store a value, unaligned unless told."""
+        self.ir.store(value, pointer, align=align)
+
+    def prefetch(self, pointer):
+        """Ask for a cache line, to be read once soon."""
+        self.call("llvm.prefetch.p0", void, [pointer, self.int(0, i32), self.int(3, i32), self.int(1, i32)])
+
+    # ---- lanes -----------------------------------------------------------------------------------------------
+    def call(self, name, result, arguments):
+        """Call an LLVM intrinsic or a C function by name."""
+        kind = ir.FunctionType(result, [a.type for a in arguments])
+        return self.ir.call(cgutils.get_or_insert_function(self.ir.module, kind, name), arguments)
+
+    def shuffle(self, a, b, index):
+        """Lanes of `a` (and `b`, None for none) picked by a list of indices."""
+        return self.ir.shuffle_vector(a, ir.Constant(a.type, ir.Undefined) if b is None else b, self.lanes(i32, index))
+
+    def broadcast(self, scalar, count):
+        """A scalar in every lane."""
+        one = self.ir.insert_element(ir.Constant(vec(scalar.type, count), ir.Undefined), scalar, self.int(0, i32))
+        return self.shuffle(one, None, [0] * count)
+
+    def element(self, vector_, lane):
+        """One lane as a scalar."""
+        return self.ir.extract_element(vector_, self.int(lane, i32))
+
+    def low(self, v):
+        """The lower half of the lanes."""
+        return self.shuffle(v, None, range(v.type.count // 2))
+
+    def high(self, v):
+        """The upper half of the lanes."""
+        return self.shuffle(v, None, range(v.type.count // 2, v.type.count))
+
+    def concat(self, a, b):
+        """Lanes of a, then lanes of b."""
+        return self.shuffle(a, b, range(2 * a.type.count))
+
+    def cast(self, v, kind):
+        """The same bits as another type."""
+        return self.ir.bitcast(v, kind)
+
+    # ---- arithmetic ------------------------------------------------------------------------------------------
+    def fma(self, a, b, c):
+        """a*b+c with one rounding. At the generic level this is libm's fmaf, lane by lane: exact, and slow."""
+        kind = a.type
+        element, suffix = (kind.element, f"v{kind.count}") if isinstance(kind, ir.VectorType) else (kind, "")
+        return self.call(f"llvm.fma.{suffix}{'f32' if element == f32 else 'f64'}", kind, [a, b, c])
+
+    def to_f32(self, v):
+        """Signed integer lanes as float32."""
+        return self.ir.sitofp(v, vec(f32, v.type.count))
+
+    def half_to_f32(self, bits):
+        """float32 of half-precision bits (i16 or a vector of i16), exact, denormals too."""
+        wide = isinstance(bits.type, ir.VectorType)
+        if level() == "generic":
+            return self._half_to_f32_by_integers(bits)
+        half, single = (vec(f16, bits.type.count), vec(f32, bits.type.count)) if wide else (f16, f32)
+        return self.ir.fpext(self.cast(bits, half), single)
+
+    def f32_to_half(self, v):
+        """Half-precision bits of float32 lanes, rounded to nearest even (levels with F16C only)."""
+        wide = isinstance(v.type, ir.VectorType)
+        half, bits = (vec(f16, v.type.count), vec(i16, v.type.count)) if wide else (f16, i16)
+        return self.cast(self.ir.fptrunc(v, half), bits)
+
+    def _half_to_f32_by_integers(self, bits):
+        """Shift the half into float32 position and scale by 2^112; infinities and NaNs get their exponent back."""
+        wide = isinstance(bits.type, ir.VectorType)
+        count = bits.type.count if wide else 1
+        integer = vec(i32, count) if wide else i32
+        single = vec(f32, count) if wide else f32
+
+        def constant(kind, value):
+            return ir.Constant(kind, [value] * count if wide else value)
+
+        b = self.ir
+        x = b.zext(bits, integer)
+        sign = b.shl(b.and_(x, constant(integer, 0x8000)), constant(integer, 16))
+        body = b.shl(b.and_(x, constant(integer, 0x7FFF)), constant(integer, 13))
+        finite = b.bitcast(b.fmul(b.bitcast(body, single), constant(single, 2.0**112)), integer)
+        special = b.or_(body, constant(integer, 0x7F800000))
+        is_special = b.icmp_unsigned(">=", body, constant(integer, 0x7C00 << 13))
+        return b.bitcast(b.or_(sign, b.select(is_special, special, finite)), single)
+
+    def dot_u8_i8(self, total, unsigned, signed):
+        """total + sums of 4 adjacent products u8*i8 per 32-bit lane; |pair sums| must stay below 2^15."""
+        count = total.type.count
+        u, s = self.cast(unsigned, vec(i8, 4 * count)), self.cast(signed, vec(i8, 4 * count))
+        if has("avx512_vnni"):
+            return self.call(f"llvm.x86.avx512.vpdpbusd.{32 * count}", total.type, [total, u, s])
+        pairs, words = vec(i16, 2 * count), vec(i32, count)
+        name = {8: ("avx2.pmadd.ub.sw", "avx2.pmadd.wd"), 16: ("avx512.pmaddubs.w.512", "avx512.pmaddw.d.512")}[count]
+        half = self.call(f"llvm.x86.{name[0]}", pairs, [u, s])
+        return self.ir.add(total, self.call(f"llvm.x86.{name[1]}", words, [half, self.splat(i16, 2 * count, 1)]))
+
+    # ---- control ---------------------------------------------------------------------------------------------
+    def loop(self, count, carried, body):
+        """`for i in range(count): carried = body(i, carried)`; returns what is carried out."""
+        b = self.ir
+        entry = b.block
+        head, inside, done = (b.append_basic_block(name) for name in ("head", "inside", "done"))
+        b.branch(head)
+        b.position_at_end(head)
+        index = b.phi(i64)
+        index.add_incoming(self.int(0), entry)
+        values = []
+        for value in carried:
+            phi = b.phi(value.type)
+            phi.add_incoming(value, entry)
+            values.append(phi)
+        b.cbranch(b.icmp_signed("<", index, self._i64(count)), inside, done)
+        b.position_at_end(inside)
+        out = body(index, values)
+        index.add_incoming(self.add(index, 1), b.block)
+        for phi, value in zip(values, out, strict=True):
+            phi.add_incoming(value, b.block)
+        b.branch(head)
+        b.position_at_end(done)
+        return values
