@@ -1,8 +1,21 @@
 """ctypes bindings of the reference (llama.cpp b11192): each quotes its C declaration; nothing here computes."""
 
 import ctypes
-from ctypes import POINTER, Structure, c_bool, c_char, c_char_p, c_float, c_int, c_int8, c_int32, c_int64, c_size_t
-from ctypes import c_uint32, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    c_bool,
+    c_char,
+    c_char_p,
+    c_float,
+    c_int,
+    c_int8,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint32,
+    c_void_p,
+)
 from types import SimpleNamespace
 
 from bankml.errors import UsageError

@@ -18,7 +18,7 @@ KV_PADDING = 256  # the reference looks at its cache in steps of so many cells
 
 
 class Graph:
-    """A graph whose tensors live in NumPy arrays; leaves are added, then operations, then `run` gives the last one's rows."""
+    """A graph over NumPy arrays: add leaves, then operations; `run` gives the last one's values."""
 
     def __init__(self):
         self.api = library.load().api
