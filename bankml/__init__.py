@@ -23,7 +23,10 @@ _EXPORTS = {
     "Sampler": "sampler",
 }
 
-__all__ = ["__version__", *sorted(_EXPORTS)]
+__all__ = [  # noqa: PLE0604
+    "__version__",
+    *sorted(_EXPORTS),
+]
 
 
 def __getattr__(name):

@@ -1,4 +1,4 @@
-"""The `bankml` command: finds the subcommand, loads only its module, and turns errors into one line and an exit code."""
+"""The `bankml` command: finds the subcommand, loads its module alone, turns errors into one line and an exit code."""
 
 import argparse
 import os

@@ -5,8 +5,10 @@ int64 threads)`: every thread of the pool calls it, and it does its share. Its a
 record (see `pool.py`). Functions marked `inner` are compiled into the steps that call them.
 """
 
+import contextlib
 import hashlib
 import os
+import shutil
 import sys
 import tempfile
 from functools import cache
@@ -39,10 +41,8 @@ def _cache_homes():
     if os.environ.get("BANKML_HOME"):
         yield Path(os.environ["BANKML_HOME"]) / "kernels"
     xdg = os.environ.get("XDG_CACHE_HOME")
-    try:
+    with contextlib.suppress(RuntimeError):  # no home folder at all
         yield (Path(xdg) if xdg else Path.home() / ".cache") / "bankml" / "kernels"
-    except RuntimeError:  # no home folder at all
-        pass
     yield Path(tempfile.gettempdir()) / f"bankml-{os.getuid()}" / "kernels"
 
 
@@ -68,13 +68,10 @@ def cache_folder() -> Path | None:
 
 def _forget_old(home: Path):
     """Keep the newest few caches: one is left behind by every version and level."""
-    try:
+    with contextlib.suppress(OSError):
         folders = sorted((p for p in home.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime, reverse=True)
         for folder in folders[KEPT_CACHES:]:
-            for path in folder.rglob("*.nb*"):
-                path.unlink(missing_ok=True)
-    except OSError:
-        pass
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class _StepCache(FunctionCache):
@@ -94,10 +91,8 @@ class _StepCache(FunctionCache):
             self._discard()
 
     def _discard(self):
-        try:
+        with contextlib.suppress(OSError):
             os.unlink(self._cache_file._index_path)
-        except OSError:
-            pass
 
 
 class _Told:

@@ -91,7 +91,7 @@ half_to_f32 = _typed(
 
 
 def _emit_half(context, b, value):
-    """Round to nearest even with F16C, else by adding a magic number whose exponent puts the rounding at the right bit."""
+    """Round to nearest even: F16C where there, else by integers."""
     if level() != "generic":
         return b.ir.zext(b.cast(b.ir.fptrunc(value, f16), i16), i64)
     return emit_half_by_integers(b, value)

@@ -1,0 +1,92 @@
+"""The K/V cache of one layer: a row per cell, K and V apart, in address space reserved whole and filled as it grows."""
+
+import mmap
+import os
+from enum import Enum
+
+import numpy as np
+
+from bankml.errors import Refused, UsageError
+
+CELLS = 256  # capacities are multiples of this many cells, and memory is given back by it
+MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+class KvType(Enum):
+    """How cached values are stored, by llama.cpp's name for it."""
+
+    F16 = "f16"
+    Q8_0 = "q8_0"
+
+    @classmethod
+    def parse(cls, text: str) -> "KvType":
+        """The type of that name; UsageError names the accepted ones."""
+        try:
+            return cls(text)
+        except ValueError:
+            names = ", ".join(kind.value for kind in cls)
+            raise UsageError(f"cache type {text!r} is unknown; it is one of {names}") from None
+
+    @classmethod
+    def from_environment(cls) -> "KvType":
+        """The type `BANKML_CACHE_TYPE` asks for, f16 by default."""
+        try:
+            return cls.parse(os.environ.get("BANKML_CACHE_TYPE", "") or "f16")
+        except UsageError as error:
+            raise UsageError(f"BANKML_CACHE_TYPE: {error}") from None
+
+
+def padded(cells: int) -> int:
+    """`cells` rounded up to a multiple of 256."""
+    return -(-cells // CELLS) * CELLS
+
+
+class KvCache:
+    """K and V of one layer, `len(cache)` cells of them in use.
+
+    width: values in a row of K or of V (n_head_kv * head_dim). n_ctx: the most cells, rounded up to 256.
+    Pages that were never written cost nothing, so growing never copies.
+    """
+
+    def __init__(self, width: int, n_ctx: int, kind: KvType = KvType.F16):
+        if kind is not KvType.F16:
+            raise Refused(f"a {kind.value} cache is not in this version; use f16")
+        self.kind, self.width, self.capacity, self.length = kind, width, padded(n_ctx), 0
+        self.row_bytes = 2 * width
+        self._k, self._v = self._reserve(), self._reserve()
+        self.k_address, self.v_address = (np.frombuffer(m, "u1").ctypes.data for m in (self._k, self._v))
+
+    def _reserve(self):
+        size = self.capacity * self.row_bytes
+        try:
+            return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+        except OSError as error:
+            raise UsageError(
+                f"no room for a cache of {self.capacity} cells ({size / 1e6:.0f} MB): {error.strerror}; "
+                "use a smaller context"
+            ) from None
+
+    def __len__(self):
+        return self.length
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the cells in use, in steps of 256 cells, K and V together."""
+        return 2 * padded(self.length) * self.row_bytes
+
+    def rows(self):
+        """The cells in use as two float16 views (cells, width): K, V."""
+        return tuple(
+            np.frombuffer(memory, np.float16, self.length * self.width).reshape(self.length, self.width)
+            for memory in (self._k, self._v)
+        )
+
+    def truncate(self, n: int):
+        """Keep the first `n` cells, as llama.cpp's seq_rm does, and give the memory after them back."""
+        if not 0 <= n <= self.length:
+            raise UsageError(f"cannot keep {n} of {self.length} cells")
+        start, end = padded(n) * self.row_bytes, padded(self.length) * self.row_bytes
+        if start < end and start % mmap.PAGESIZE == 0:
+            for memory in (self._k, self._v):
+                memory.madvise(mmap.MADV_DONTNEED, start, end - start)
+        self.length = n
