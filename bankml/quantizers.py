@@ -6,13 +6,15 @@ fused and no sum is pairwise: `libggml-base`, which does this work in the refere
 
 import numpy as np
 
+from bankml import blocks as b
+
 HALF = np.float32(0.5)
 LOW_NIBBLE = np.uint8(15)
 
 
 def _scale(blocks, field="d"):
     """float32 (n, 1): a half field of each block, exactly."""
-    return blocks[field].astype(np.float32)[:, None]
+    return blocks[field].view("<f2").astype(np.float32)[:, None]
 
 
 def _q1_0_to_float(blocks):
@@ -60,19 +62,17 @@ def _bf16_to_float(blocks):
 
 def _to_f16(weights):
     """Round to nearest, ties to even; equals ggml_fp32_to_fp16_row on finite values."""
-    return weights.astype("<f2")
+    return weights.astype("<f2").view("<u2")
 
 
 def _to_q1_0(weights):
     """d = mean of |w|, added one after the other in float32; a bit says w >= 0. Equals quantize_row_q1_0_ref."""
-    from bankml.blocks import Q1_0
-
     groups = weights.reshape(-1, 128)
-    blocks = np.empty(len(groups), Q1_0)
+    blocks = np.empty(len(groups), b.Q1_0_BLOCK)
     total = np.zeros(len(groups), np.float32)
     for column in np.abs(groups.T, order="C"):  # (128, n): the order of adds within a block is the reference's
         total += column
-    blocks["d"] = total / np.float32(128)
+    blocks["d"] = _to_f16(total / np.float32(128))
     blocks["qs"] = np.packbits(groups >= 0, axis=1, bitorder="little")
     return blocks
 
@@ -83,10 +83,8 @@ def _to_q2_0(weights):
     |w * (1/d)| stays below 1.5, so rounding half away from zero is two comparisons. Where 1/d overflows (d a small
     denormal) the reference converts an infinity or NaN to an int, INT_MIN on x86, and clamps it to 0.
     """
-    from bankml.blocks import Q2_0
-
     groups = weights.reshape(-1, 64)
-    blocks = np.empty(len(groups), Q2_0)
+    blocks = np.empty(len(groups), b.Q2_0_BLOCK)
     d = np.abs(groups).max(axis=1)
     inverse = np.where(d > 0, np.float32(1) / d, np.float32(0))
     scaled = groups * inverse[:, None]
@@ -94,41 +92,44 @@ def _to_q2_0(weights):
     q += np.uint8(1)
     q[np.isinf(inverse)] = 0
     four = q.view("<u4")  # (n, 16): four quants, one a byte, to be drawn together into the lowest
-    blocks["d"] = d
+    blocks["d"] = _to_f16(d)
     blocks["qs"] = (four | four >> 6 | four >> 12 | four >> 18).astype(np.uint8)
     return blocks
 
 
 TO_FLOAT = {
-    "F32": lambda blocks: blocks,
-    "F16": lambda blocks: blocks.astype(np.float32),
-    "BF16": _bf16_to_float,
-    "Q8_0": _q8_0_to_float,
-    "Q4_0": _q4_0_to_float,
-    "Q4_1": _q4_1_to_float,
-    "Q2_0": _q2_0_to_float,
-    "Q1_0": _q1_0_to_float,
+    b.F32: lambda blocks: blocks,
+    b.F16: lambda blocks: blocks.view("<f2").astype(np.float32),
+    b.BF16: _bf16_to_float,
+    b.Q8_0: _q8_0_to_float,
+    b.Q4_0: _q4_0_to_float,
+    b.Q4_1: _q4_1_to_float,
+    b.Q2_0: _q2_0_to_float,
+    b.Q1_0: _q1_0_to_float,
 }
+assert set(TO_FLOAT) == set(b.CONVERTIBLE)
 
-FROM_FLOAT = {"F16": _to_f16, "Q1_0": _to_q1_0, "Q2_0": _to_q2_0}
+FROM_FLOAT = {b.F16: _to_f16, b.Q1_0: _to_q1_0, b.Q2_0: _to_q2_0}
+assert set(FROM_FLOAT) == set(b.RUNNABLE)
 
 
 def to_float(kind, blocks):
-    """float32 (weights,): what ggml's `to_float` makes of `blocks`, an array of the dtype of type `kind`."""
+    """float32 (weights,): what ggml's `to_float` makes of `blocks`, an array of the dtype of the type id `kind`."""
     with np.errstate(all="ignore"):
         return TO_FLOAT[kind](blocks).reshape(-1)
 
 
 def from_float(kind, weights):
-    """Blocks of type `kind` from float32 (weights,), as ggml_quantize_chunk makes them without an importance matrix."""
+    """Blocks of the type id `kind` from float32 (weights,), as ggml_quantize_chunk makes them."""
     with np.errstate(all="ignore"):
         return FROM_FLOAT[kind](weights)
 
 
 def finite(kind, blocks):
     """False where ggml_validate_row_data would refuse: an infinity or NaN among the values or scales."""
-    if kind == "BF16":
-        return bool(np.all((blocks & np.uint16(0x7F80)) != 0x7F80))
-    fields = blocks.dtype.names or ()
-    floats = [blocks[name] for name in fields if blocks.dtype[name].kind == "f"] if fields else [blocks]
-    return all(bool(np.isfinite(values).all()) for values in floats)
+    if kind == b.F32:
+        return bool(np.isfinite(blocks).all())
+    if kind == b.BF16:
+        return bool(np.all(blocks & np.uint16(0x7F80) != 0x7F80))
+    halves = [blocks[name] for name in ("d", "m") if name in blocks.dtype.names] if blocks.dtype.names else [blocks]
+    return all(bool(np.isfinite(bits.view("<f2")).all()) for bits in halves)

@@ -1,0 +1,157 @@
+"""Where models live, which ones are there, and the default one, fetched on first use."""
+
+import contextlib
+import os
+import stat
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from bankml.errors import BankmlError, UsageError
+from bankml.gguf import check_spans, read_header
+from bankml.pull import KNOWN, SMOLLM2, fetch, say
+
+
+def home() -> Path | None:
+    """bankml's folder: BANKML_HOME, else `bankml` in the user's data folder; None where the user has no home."""
+    chosen = os.environ.get("BANKML_HOME")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    data = os.environ.get("XDG_DATA_HOME", "")
+    if os.path.isabs(data):
+        return Path(data, "bankml")
+    try:
+        return Path.home() / ".local" / "share" / "bankml"
+    except RuntimeError:  # no HOME, and the user id has no entry
+        return None
+
+
+def models_folder() -> Path:
+    """The folder new models go to, made if need be.
+
+    Where the default one cannot be written, a folder of the user's own among the temporary files serves, and one line
+    says so; a BANKML_HOME that cannot be written is an error.
+    """
+    chosen = home()
+    try:
+        if chosen is None:
+            raise OSError("there is no home folder")
+        return _writable(chosen / "models")
+    except OSError as error:
+        reason = f"{chosen / 'models'}: {error.strerror}" if chosen else str(error)
+        if os.environ.get("BANKML_HOME"):
+            raise UsageError(
+                f"cannot write to BANKML_HOME ({reason}); set it to a folder that can be written"
+            ) from None
+    folder = _fallback()
+    if folder is None:
+        raise UsageError(f"no folder for models ({reason}); set BANKML_HOME to one that can be written")
+    say(f"bankml: {reason}; models go to {folder} (BANKML_HOME names another place)")
+    return folder
+
+
+def _writable(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(13, "Permission denied")
+    return folder
+
+
+def _fallback(make=True) -> Path | None:
+    """A models folder among the temporary files that nobody else can have prepared or can write to, or None."""
+    try:
+        root = Path(tempfile.gettempdir(), f"bankml-{os.getuid()}")
+        if make:
+            root.mkdir(mode=0o700, exist_ok=True)
+        about = root.lstat()
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o022:
+            return None
+        return _writable(root / "models") if make else root / "models"
+    except OSError:
+        return None
+
+
+def folders() -> list[Path]:
+    """The folders models are looked for in; nothing is made."""
+    chosen = home()
+    places = [chosen / "models"] if chosen else []
+    if not os.environ.get("BANKML_HOME"):
+        places.append(_fallback(make=False))
+    return [place for place in places if place is not None and os.access(place, os.R_OK | os.X_OK)]
+
+
+def at_hand() -> list[Path]:
+    """The model files in the model folders, by name; a later part of a split model stands under its first one."""
+    files = [path for folder in folders() for path in folder.glob("*.gguf") if not path.name.startswith(".")]
+    return sorted(files, key=lambda path: (path.name.lower(), str(path)))
+
+
+def find(name) -> Path | None:
+    """The model file called `name`, with or without `.gguf`, in the model folders; None if there is none."""
+    name = str(name)
+    if not name or os.sep in name or "\0" in name:
+        return None
+    candidates = [folder / spelled for folder in folders() for spelled in (name, f"{name}.gguf")]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def pull(name, kind="F16") -> Path:
+    """The path of the known model `name` as F16 or Q2_0, fetched first if it is not there. Raises UsageError."""
+    known = _known(name)
+    if known is None:
+        raise UsageError(f"no model called {name} to pull; known: {_names()}")
+    if kind not in known.kinds:
+        raise UsageError(f"{known.name} comes as {' or '.join(known.kinds)}, not {kind}")
+    return find(known.file(kind)) or fetch(known, models_folder(), kind)
+
+
+def default_model() -> Path:
+    """The path of SmolLM2-135M-Instruct as F16, fetched on first use."""
+    return pull(SMOLLM2.name)
+
+
+def resolve(name) -> Path:
+    """The model file meant by a path, the name of a file in the model folders, or a known name (pulled on demand)."""
+    path = Path(name)
+    if path.exists():
+        return path
+    if found := find(name):
+        return found
+    if _known(name):
+        return pull(name)
+    names = ", ".join(path.name for path in at_hand()) or "none"
+    raise UsageError(f"{name}: no such file, and no model of that name; at hand: {names}; to pull: {_names()}")
+
+
+def describe(path) -> dict:
+    """What a list of models says of the file at `path`: name, path, bytes, type, arch, error (None if it will run)."""
+    about = {"name": path.name, "path": str(path), "bytes": None, "type": None, "arch": None, "error": None}
+    try:
+        header = read_header(path)
+        about["bytes"] = sum(header.sizes)
+        about["arch"] = header.arch
+        about["type"] = _types(header)
+        check_spans(header)
+    except (BankmlError, OSError) as error:
+        about["error"] = str(error)
+        with contextlib.suppress(OSError):
+            about["bytes"] = about["bytes"] or path.stat().st_size
+    return about
+
+
+def _types(header):
+    """The types of a model's matrices, the one with the most bytes first: "F16", "Q4_1+Q8_0"; None without any."""
+    sizes = Counter()
+    for tensor in header.tensors.values():
+        if len(tensor.dims) > 1:
+            sizes[tensor.block.name.upper()] += tensor.nbytes
+    return "+".join(name for name, _ in sizes.most_common()) or None
+
+
+def _known(name):
+    wanted = str(name).lower()
+    return next((known for known in KNOWN if wanted in (known.alias, known.name.lower())), None)
+
+
+def _names():
+    return ", ".join(f"{known.alias} ({known.name})" for known in KNOWN)
