@@ -1,4 +1,4 @@
-"""The guard: whether a model file may be loaded, judged by its structure, its data's extent, `plan` and its template."""
+"""The guard: may a model file be loaded? Judged by its structure, its data, `plan` and its chat template."""
 
 import re
 from collections import Counter
