@@ -1,0 +1,79 @@
+"""`bankml bench`: this machine's speed beside the reference's, bits compared in the same run."""
+
+import json
+import tempfile
+from pathlib import Path
+
+from bankml.errors import Refused, UsageError
+
+
+def arguments(parser):
+    """What the command takes."""
+    parser.add_argument("-m", "--model", metavar="MODEL", help="a model file (default: the default model)")
+    parser.add_argument("--shape", metavar="SHAPE", help="random weights of a known shape, as bonsai-1.7b:q1_0")
+    parser.add_argument("--prompt", metavar="N,..", default="128", help="prompt lengths to measure (128)")
+    parser.add_argument("--decode", metavar="N,..", default="32", help="cells before the decoded tokens (32)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="runs of each engine, medians taken (5)")
+    parser.add_argument("--threads", type=int, default=2, metavar="N", help="threads of bankml (2)")
+    parser.add_argument("--reference-threads", metavar="N,..", default="2,1", help="tried, the best counts (2,1)")
+    parser.add_argument("--variant", default="haswell", help="build of the reference's CPU library (haswell)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _numbers(text, flag):
+    try:
+        numbers = tuple(int(word) for word in text.split(",") if word)
+    except ValueError:
+        numbers = (-1,)
+    if any(n < 1 or n > 1 << 20 for n in numbers):
+        raise UsageError(f"{flag} is {text!r}; it takes numbers above 0, with commas between")
+    return numbers
+
+
+def run(args) -> int:
+    """Measure, print, and fail if any bit differed."""
+    from bankml import benchmark
+
+    prompts, cells = _numbers(args.prompt, "--prompt"), _numbers(args.decode, "--decode")
+    tried = _numbers(args.reference_threads, "--reference-threads")
+    if args.rounds < 1:
+        raise UsageError(f"--rounds is {args.rounds}; it takes a number above 0")
+    if args.model and args.shape:
+        raise UsageError("give either --model or --shape")
+    with tempfile.TemporaryDirectory(prefix="bankml-bench-") as folder:
+        name, path = _model(args, Path(folder))
+        rows = []
+        longest = max((*prompts, *cells), default=0) + 64
+        with benchmark.Bench(
+            name,
+            path,
+            threads=args.threads,
+            reference_threads=tried,
+            variant=args.variant,
+            n_ctx=-(-longest // 256) * 256,
+            rounds=args.rounds,
+        ) as bench:
+            for n in prompts:
+                benchmark.say(f"{name}: prompt of {n}")
+                rows.append(bench.prompt(n))
+            for n in cells:
+                benchmark.say(f"{name}: decode after {n}")
+                rows.append(bench.decode(n))
+    print(json.dumps(benchmark.as_json(rows)) if args.json else benchmark.table(rows))
+    if not all(row.bits_equal for row in rows):
+        raise Refused(f"{name}: the logits differ from the reference's")
+    return 0
+
+
+def _model(args, folder):
+    """(name, path) of what to measure; a shape is written into `folder` first."""
+    from bankml import benchmark, models, shapes
+
+    if args.shape:
+        name, shape, wtype = shapes.parse(args.shape)
+        benchmark.say(f"writing {name} with random weights")
+        path = folder / "model.gguf"
+        shapes.write_model(path, shape, wtype)
+        return name, path
+    path = models.resolve(args.model) if args.model else models.default_model()
+    return path.stem, path
