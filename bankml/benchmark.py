@@ -23,7 +23,7 @@ SEED = 7
 
 @dataclass
 class Row:
-    """One line of the table: tokens/s of both, the ratio of the medians, and the spread (max - min) / median of ours."""
+    """One line of the table: tokens/s of both, the medians' ratio, and the spread (max - min) / median of ours."""
 
     model: str
     work: str
