@@ -14,10 +14,10 @@ from pathlib import Path
 from bankml import blocks, progress
 from bankml.errors import BankmlError, Refused, UsageError
 from bankml.gguf import Header, Map, Tensor, read_header
-from bankml.gguf_values import SCALARS, STRING
+from bankml.gguf_values import SCALARS, STRING, printable
+from bankml.plan import Arch
 from bankml.quantizers import FROM_FLOAT, finite, from_float, to_float
 
-ARCHITECTURES = ("llama", "qwen3")
 FILE_TYPES = {blocks.F16: 1, blocks.Q1_0: 40, blocks.Q2_0: 41}  # enum llama_ftype
 QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
 U32 = 4
@@ -109,8 +109,10 @@ def _appearing(target):
 
 def _outputs(header: Header, wanted) -> list[Output]:
     """The new file's tensors in its order, with their types. Raises Refused with every reason there is."""
-    if header.arch not in ARCHITECTURES:
-        raise Refused(f"{header.path}: the architecture is {header.arch}; bankml converts {', '.join(ARCHITECTURES)}")
+    if header.arch not in tuple(Arch):
+        raise Refused(
+            f"{header.path}: the architecture is {printable(str(header.arch)[:64])}; bankml converts {', '.join(Arch)}"
+        )
     outputs, reasons, offset = [], [], 0
     for tensor in sorted(header.tensors.values(), key=_place):
         kind = wanted if _is_matrix(tensor) else tensor.type

@@ -7,8 +7,9 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from bankml.errors import BankmlError, UsageError
+from bankml.errors import BankmlError, Refused, UsageError
 from bankml.gguf import check_spans, read_header
+from bankml.plan import plan
 from bankml.pull import KNOWN, SMOLLM2, fetch, say
 
 
@@ -131,7 +132,10 @@ def describe(path) -> dict:
         about["bytes"] = sum(header.sizes)
         about["arch"] = header.arch
         about["type"] = _types(header)
+        plan(header)
         check_spans(header)
+    except Refused as refused:
+        about["error"] = refused.reasons[0]
     except (BankmlError, OSError) as error:
         about["error"] = str(error)
         with contextlib.suppress(OSError):

@@ -5,12 +5,10 @@ Run `python -m testing.record_convert`; it needs the reference library and SmolL
 
 import ctypes
 import hashlib
-import json
-import platform
 import tempfile
 from pathlib import Path
 
-from bankml.oracle import library
+from bankml.oracle import library, record
 from tests.conversion_models import CASES, TARGETS, case, split_case
 from tests.vocab import smollm2_gguf
 
@@ -30,7 +28,7 @@ def sha256(path):
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
 
 
-def record(source, folder):
+def outcomes(source, folder):
     """The hashes of a model file and of what each target makes of it; None where the reference refuses."""
     made = {}
     for kind in TARGETS:
@@ -48,14 +46,13 @@ def main():
         source = folder / "in.gguf"
         for each in CASES:
             source.write_bytes(case(each))
-            cases[each] = record(source, folder)
+            cases[each] = outcomes(source, folder)
         parts = [folder / f"in-{i:05}-of-00002.gguf" for i in (1, 2)]
         for part, raw in zip(parts, split_case(), strict=True):
             part.write_bytes(raw)
-        cases["split"] = record(parts[0], folder)
-        cases["smollm2"] = record(smollm2_gguf(), folder)
-    stamp = {"library": library.load().sha256, "libc": " ".join(platform.libc_ver())}
-    GOLDEN.write_text(json.dumps({"made_by": stamp, "cases": cases}, indent=1) + "\n")
+        cases["split"] = outcomes(parts[0], folder)
+        cases["smollm2"] = outcomes(smollm2_gguf(), folder)
+    record.write(GOLDEN, {"stamp": record.stamp(library.load()), "cases": cases})
 
 
 if __name__ == "__main__":

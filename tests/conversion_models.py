@@ -36,7 +36,7 @@ def noise(label, count):
 
 
 def floats(label, rows, width):
-    """float32 (rows, width): by turns ordinary, of all magnitudes below 2, zeros of both signs, ties, denormals, tiny."""
+    """float32 (rows, width): by turns ordinary, all magnitudes below 2, zeros of both signs, ties, denormals, tiny."""
     raw = np.frombuffer(noise(label, 4 * rows * width), "<u4").reshape(rows, width)
     values = (raw.view("<i4") / np.float32(2**33)).astype("<f4")
     bits = values.view("<u4")
@@ -63,7 +63,7 @@ def weights(label, kind, rows, width):
 
 
 def tensors(label, kind, width):
-    """[(name, dims, type, bytes)] of a two-layer model, with tensors the reference leaves alone, in a shuffled order."""
+    """[(name, dims, type, bytes)] of a small model, with tensors the reference leaves alone, in no order."""
     ff, kv = 2 * width, width // 2
     shapes = {"token_embd.weight": (width, VOCAB), "output.weight": (width, VOCAB), "output_norm.weight": (width,)}
     for layer in ("blk.1.", "blk.0.", "blk.10."):  # sorted by number, not by text

@@ -1,8 +1,7 @@
-"""Conversion against the reference's llama_model_quantize, whole files: recorded ones, and live where the library is."""
+"""Conversion against the reference's llama_model_quantize, whole files: recorded, and live."""
 
 import ctypes
 import hashlib
-import json
 import os
 import resource
 import shutil
@@ -22,15 +21,12 @@ from bankml.cli.main import main
 from bankml.convert import convert
 from bankml.errors import BankmlError, NeedMore, Refused, UsageError
 from bankml.gguf import Map, read_header
-from bankml.oracle import library
+from bankml.oracle import record
 from testing.record_convert import reference_convert
 from tests import conversion_models as models
 from tests.vocab import smollm2_gguf
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "convert_files.json").read_text())["cases"]
-live = pytest.mark.skipif(
-    not library.available(), reason="the reference library is not here; 'bankml oracle fetch' brings it"
-)
+GOLDEN = record.read(Path(__file__).parent / "golden" / "convert_files.json")["cases"]
 
 
 def sha256(path):
@@ -79,10 +75,9 @@ def tensors(path):
         return {name: (t.type, t.dims, weights.tensor(name).tobytes()) for name, t in header.tensors.items()}
 
 
-@live
 @pytest.mark.parametrize("kind", list(models.TARGETS))
 @pytest.mark.parametrize("name", [name for name in GOLDEN if name != "smollm2"])
-def test_live_files(tmp_path, name, kind):
+def test_live_files(reference, tmp_path, name, kind):
     source = write(tmp_path, name)
     ours, theirs = tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
     if not reference_convert(source, theirs, kind):
@@ -97,9 +92,8 @@ def test_live_files(tmp_path, name, kind):
     assert ours.read_bytes() == theirs.read_bytes()
 
 
-@live
 @pytest.mark.parametrize(("kind", "count"), [("F16", 211), ("Q2_0", 211)])
-def test_live_smollm2(tmp_path, kind, count):
+def test_live_smollm2(reference, tmp_path, kind, count):
     ours, theirs = tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
     assert reference_convert(smollm2_gguf(), theirs, kind)
     assert convert(smollm2_gguf(), ours, kind)[0] == count
@@ -130,10 +124,9 @@ def hard_floats():
     yield "large", (draw.random(n, dtype="f4") - np.float32(0.5)) * np.float32(131000)
 
 
-@live
 @pytest.mark.parametrize(("name", "data"), [pytest.param(*pair, id=pair[0]) for pair in hard_floats()])
-def test_live_quantizers(name, data):
-    handle = ctypes.CDLL(str(library.load().paths["base"]))
+def test_live_quantizers(reference, name, data):
+    handle = ctypes.CDLL(str(reference.paths["base"]))
     calls = {
         blocks.F16: "ggml_fp32_to_fp16_row",  # void (const float *, ggml_fp16_t *, int64_t);
         blocks.Q1_0: "quantize_row_q1_0_ref",  # void (const float * x, block_q1_0 * y, int64_t k);
@@ -157,27 +150,30 @@ def half_model(tmp_path, values, kind="F32"):
     return path
 
 
-@pytest.mark.parametrize(
-    ("kind", "first", "target", "words"),
-    [
-        ("F32", np.array([np.nan], "<f4"), "F16", "NaN or an infinity"),
-        ("F32", np.array([-np.inf], "<f4"), "Q2_0", "NaN or an infinity"),
-        ("BF16", np.array([0xFF80], "<u2"), "Q2_0", "NaN or an infinity"),
-        ("F16", np.array([0x7E00], "<u2"), "F16", "NaN or an infinity"),
-        ("Q8_0", np.array([0x7C00], "<u2"), "F16", "NaN or an infinity"),
-        ("Q4_1", np.array([0, 0xFC00], "<u2"), "F16", "NaN or an infinity"),
-        ("F32", np.array([65520], "<f4"), "F16", "too large for F16"),
-        ("F32", np.array([-7e4], "<f4"), "Q2_0", "too large for Q2_0"),
-        ("F32", np.array([3e38] * 128, "<f4"), "Q1_0", "too large for Q1_0"),
-    ],
-)
+UNFIT = [
+    ("F32", np.array([np.nan], "<f4"), "F16", "NaN or an infinity"),
+    ("F32", np.array([-np.inf], "<f4"), "Q2_0", "NaN or an infinity"),
+    ("BF16", np.array([0xFF80], "<u2"), "Q2_0", "NaN or an infinity"),
+    ("F16", np.array([0x7E00], "<u2"), "F16", "NaN or an infinity"),
+    ("Q8_0", np.array([0x7C00], "<u2"), "F16", "NaN or an infinity"),
+    ("Q4_1", np.array([0, 0xFC00], "<u2"), "F16", "NaN or an infinity"),
+    ("F32", np.array([65520], "<f4"), "F16", "too large for F16"),
+    ("F32", np.array([-7e4], "<f4"), "Q2_0", "too large for Q2_0"),
+    ("F32", np.array([3e38] * 128, "<f4"), "Q1_0", "too large for Q1_0"),
+]
+
+
+@pytest.mark.parametrize(("kind", "first", "target", "words"), UNFIT)
 def test_values_that_do_not_fit(tmp_path, kind, first, target, words):
-    source, out = half_model(tmp_path, first.tobytes(), kind), tmp_path / "out.gguf"
+    source = half_model(tmp_path, first.tobytes(), kind)
     with pytest.raises(Refused, match=rf"tensor 'token_embd.weight' .*{words}"):
-        convert(source, out, target)
+        convert(source, tmp_path / "out.gguf", target)
     assert [path.name for path in tmp_path.iterdir()] == ["in.gguf"]
-    if library.available():  # the reference refuses as well
-        assert not reference_convert(source, out, target)
+
+
+@pytest.mark.parametrize(("kind", "first", "target", "words"), UNFIT)
+def test_the_reference_refuses_them_too(reference, tmp_path, kind, first, target, words):
+    assert not reference_convert(half_model(tmp_path, first.tobytes(), kind), tmp_path / "out.gguf", target)
 
 
 def test_largest_that_fits(tmp_path):
@@ -218,7 +214,7 @@ def test_types_that_are_not_read(tmp_path, monkeypatch):
 def test_other_architecture(tmp_path):
     source = tmp_path / "in.gguf"
     source.write_bytes(models.gguf({**models.keys(256), "general.architecture": "gpt2"}, []))
-    with pytest.raises(Refused, match="the architecture is gpt2; bankml converts llama, qwen3"):
+    with pytest.raises(Refused, match="the architecture is gpt2; bankml converts qwen3, llama"):
         convert(source, tmp_path / "out.gguf", "F16")
 
 
@@ -250,7 +246,7 @@ def test_bad_sources(tmp_path):
         convert(tmp_path / "none.gguf", out, "F16")
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(models.case("q8_0-256")[:-40])
-    with pytest.raises(NeedMore, match="tensor 'blk.0.ffn_up_exps.weight' needs the file to have"):
+    with pytest.raises(NeedMore, match=r"tensor 'blk.0.ffn_up_exps.weight' needs the file to have"):
         convert(cut, out, "F16")
     page = tmp_path / "page.gguf"
     page.write_bytes(b"<html>")
