@@ -1,0 +1,150 @@
+"""The sampler against the reference's chain, token for token, live and recorded; and its parts against standards."""
+
+import ctypes
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bankml import sampler as module
+from bankml.errors import BankmlError, UsageError
+from bankml.oracle import record
+from bankml.oracle.sampler import ReferenceSampler
+from bankml.sampler import MAX_SEED, MersenneTwister, Params, Sampler
+from tests import sampler_cases
+
+GOLDEN = Path(__file__).parent / "golden" / "sampler.json"
+CASES = {name: (settings, logits) for name, settings, logits in sampler_cases.cases()}
+
+
+def tokens(settings, rows):
+    sampler = Sampler(Params(**settings))
+    return [sampler.sample(row) for row in rows]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_are_the_recorded_ones(name):
+    settings, logits = CASES[name]
+    rows = list(sampler_cases.rows(logits))
+    input_digest, want = record.read(GOLDEN)["cases"][name]
+    assert record.digest(*rows) == input_digest, "the logits are not the recorded ones"
+    assert tokens(settings, rows) == want
+
+
+@pytest.mark.parametrize("name", sampler_cases.SETTINGS)
+def test_tokens_are_the_live_references(reference, name):
+    settings = {**sampler_cases.DEFAULTS, **sampler_cases.SETTINGS[name]}
+    for logits in ("small", "smollm2", "tied", "middling"):
+        rows = list(sampler_cases.rows(logits, draws=25))
+        with ReferenceSampler(reference, **settings) as chain:
+            want = [chain.sample(row) for row in rows]
+        assert tokens(settings, rows) == want, logits
+
+
+def test_ties_fall_as_the_reference_lets_them_fall(reference):
+    """Introsort's heap fallback too: a run that halves badly, every key twice, all in one bucket."""
+    n = 2000
+    killer = np.zeros(n, np.float32)
+    order = [i for pair in zip(range(1, n, 2), range(n - 1, 0, -2), strict=True) for i in pair]
+    killer[np.array(order) % n] = np.arange(n) // 2 * np.float32(1e-5)
+    settings = {**sampler_cases.DEFAULTS, **sampler_cases.OFF, "top_p": 0.9999}
+    rows = [killer, killer[::-1].copy(), np.sort(killer), np.sort(killer)[::-1].copy()] * 8
+    with ReferenceSampler(reference, **settings) as chain:
+        want = [chain.sample(row) for row in rows]
+    assert tokens(settings, rows) == want
+
+
+@pytest.mark.parametrize(
+    ("way", "name"), [("_heap_order", "much tied: default"), ("_bucket_order", "all equal: top-k 200")]
+)
+def test_a_stable_sort_would_not_do(monkeypatch, way, name):
+    """The tied cases do decide something: taking equal logits in vocabulary order draws other tokens."""
+    monkeypatch.setattr(module, way, lambda keys, count: np.argsort(-keys, kind="stable")[:count].tolist())
+    settings, logits = CASES[name]
+    assert tokens(settings, sampler_cases.rows(logits)) != record.read(GOLDEN)["cases"][name][1]
+
+
+def test_mersenne_twister_is_the_standards():
+    """C++ (rand.predef): the 10,000th output of a default-seeded mt19937 is 4123659995."""
+    twister = MersenneTwister(5489)
+    for _ in range(9_999):
+        twister._random.getrandbits(32)
+    assert twister._random.getrandbits(32) == 4_123_659_995
+
+
+def test_expf_is_the_c_librarys():
+    libm = ctypes.CDLL("libm.so.6").expf
+    libm.argtypes, libm.restype = [ctypes.c_float], ctypes.c_float
+    rng = np.random.default_rng(0)
+    x = np.concatenate([-rng.exponential(8, 100_000), -rng.uniform(80, 110, 20_000), [0.0, -0.0, -np.inf, -1e-30]])
+    x = x.astype(np.float32)
+    want = np.array([libm(value) for value in x.tolist()], np.float32)
+    assert np.array_equal(module.expf(x).view("u4"), want.view("u4"))
+    assert np.array_equal(module.expf(x[:64]).view("u4"), want[:64].view("u4"))
+
+
+def test_greedy_takes_the_first_maximum_and_draws_nothing():
+    logits = np.array([0, 3, 1, 3], np.float32)
+    for temperature in (0.0, -1.0):
+        sampler = Sampler(Params(temperature=temperature, seed=7))
+        assert [sampler.sample(logits) for _ in range(3)] == [1, 1, 1]
+        assert sampler.rng.uniform() == MersenneTwister(7).uniform()
+
+
+def test_seeds():
+    rows = list(sampler_cases.rows("flat", draws=20))
+    assert tokens({"seed": 42}, rows) == tokens({"seed": 42}, rows)
+    assert tokens({"seed": 42}, rows) != tokens({"seed": 43}, rows)
+    assert tokens({"temperature": 0, "seed": 1}, rows) == tokens({"temperature": 0, "seed": 2}, rows)
+    seeds = {Sampler().seed for _ in range(4)}
+    assert len(seeds) > 1 and all(0 <= seed <= MAX_SEED for seed in seeds)
+    assert Sampler(Params(seed=5)).seed == 5
+
+
+def test_the_logits_are_left_alone_and_the_defaults_are_the_servers():
+    logits = next(sampler_cases.rows("small"))
+    before = logits.copy()
+    Sampler().sample(logits)
+    assert np.array_equal(logits, before)
+    assert Params() == Params(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, seed=None)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_p": 1.5},
+        {"top_p": -0.1},
+        {"top_p": float("nan")},
+        {"min_p": 2.0},
+        {"seed": -1},
+        {"seed": 2**32},
+    ],
+)
+def test_values_out_of_range_are_refused(wrong):
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        Params(**wrong)
+
+
+def test_logits_that_are_not_numbers_are_an_error():
+    for bad in (np.nan, np.inf):
+        with pytest.raises(BankmlError, match="not finite"):
+            Sampler(Params(temperature=0)).sample(np.array([0, bad, 1], np.float32))
+
+
+def test_tiny_temperatures_are_greedy_and_do_not_overflow():
+    logits = next(sampler_cases.rows("smollm2"))
+    for temperature in (1e-300, 1e-45, 1e-20, 1e-6):
+        assert Sampler(Params(temperature=temperature)).sample(logits) == int(np.argmax(logits))
+
+
+def test_the_default_chain_is_fast_over_qwen3s_vocabulary():
+    logits = np.random.default_rng(1).normal(0, 3, 151_669).astype(np.float32)
+    sampler, best = Sampler(), float("inf")
+    for _ in range(20):
+        start = time.perf_counter()
+        sampler.sample(logits)
+        best = min(best, time.perf_counter() - start)
+    assert best < 0.002
