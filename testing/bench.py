@@ -1,0 +1,69 @@
+"""The speed table of docs/performance.md: both engines on every model, in one run, bits compared.
+
+    python testing/bench.py [--json] [--only bonsai-1.7b:q1_0,...] [--threads 2] [--rounds 5]
+
+Bonsai-shaped models are made on the spot with random weights; SmolLM2 is the real one, converted.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from bankml import benchmark, convert, models, shapes
+
+# name -> (prompt lengths, cells before decoding); the reference's Q2_0 prompts are slow, so they are short
+MODELS = {
+    "bonsai-1.7b:q1_0": ((128, 512), (32,)),
+    "bonsai-1.7b:q2_0": ((128,), (32,)),
+    "smollm2:f16": ((128, 512), (32,)),
+    "smollm2:q2_0": ((128,), (32,)),
+}
+
+
+def model(name: str, folder: Path) -> Path:
+    """The file of a row of the table, made if need be."""
+    base, kind = name.split(":")
+    if base != "smollm2":
+        path = folder / f"{base}-{kind}.gguf"
+        shapes.write_model(path, *shapes.parse(name)[1:])
+        return path
+    path = models.default_model()
+    if kind == "f16":
+        return path
+    raise SystemExit(f"no such model: {name}")
+
+
+def main() -> int:
+    """Print the table (or JSON); exit 2 if any logits differ."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--only", default=",".join(MODELS))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--variant", default="haswell")
+    args = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="bankml-bench-") as folder:
+        for name in args.only.split(","):
+            prompts, cells = MODELS[name]
+            benchmark.say(f"{name}: making the model")
+            path = model(name, Path(folder))
+            with benchmark.Bench(
+                name, path, threads=args.threads, rounds=args.rounds, variant=args.variant, n_ctx=1024
+            ) as bench:
+                for n in prompts:
+                    benchmark.say(f"{name}: prompt of {n}")
+                    rows.append(bench.prompt(n))
+                for n in cells:
+                    benchmark.say(f"{name}: decode after {n}")
+                    rows.append(bench.decode(n))
+            if path.parent == Path(folder):
+                path.unlink()
+    print(json.dumps(benchmark.as_json(rows)) if args.json else benchmark.table(rows))
+    return 0 if all(row.bits_equal for row in rows) else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
