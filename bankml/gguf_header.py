@@ -30,7 +30,7 @@ MAX_STRINGS_BYTES = 1 << 26  # bytes of one array's strings
 MAX_NAME = 64  # a tensor's name is shorter than this
 MAX_DIMS = 4
 MAX_ALIGNMENT = 1 << 20
-KEY_BYTES, TENSOR_BYTES = 8 + 1 + 4 + 1, 8 + 4 + 4 + 8  # the least that one key, or one tensor, takes in a file
+KEY_BYTES, TENSOR_BYTES = 8 + 4 + 1, 8 + 4 + 4 + 8  # the least that one key, or one tensor, takes in a file
 
 G128_HINT = "group-128 file; get the g64 or Q1_0 build"
 _U64 = struct.Struct("<Q").unpack_from
@@ -121,18 +121,18 @@ class _Cursor:
         return self.buffer[self.at - size : self.at]
 
 
-def _read_array(cur: _Cursor, key: str):
+def _read_array(cur: _Cursor, label: str):
     """One array value: (kind, Strings or a read-only NumPy view)."""
-    kind = cur.scalar("<i", f"key '{key}'")
+    kind = cur.scalar("<i", f"key {label}")
     if kind != STRING and kind not in SCALARS:
         what = "an array of arrays" if kind == ARRAY else f"an array of unknown value type {kind}"
-        cur.refuse(f"key '{key}' is {what}")
-    count = cur.size(MAX_STRING, f"the array '{key}'")
+        cur.refuse(f"key {label} is {what}")
+    count = cur.size(MAX_STRING, f"the array {label}")
     if kind == STRING:
-        return "arr[str]", _read_strings(cur, key, count)
+        return "arr[str]", _read_strings(cur, label, count)
     name, _, dtype = SCALARS[kind]
     dtype = np.dtype(dtype)
-    cur.need(count * dtype.itemsize, f"the array '{key}'")
+    cur.need(count * dtype.itemsize, f"the array {label}")
     values = (
         np.frombuffer(cur.buffer, "u1" if name == "bool" else dtype, count, cur.at) if count else np.empty(0, dtype)
     )
@@ -140,11 +140,11 @@ def _read_array(cur: _Cursor, key: str):
     return f"arr[{name}]", values != 0 if name == "bool" else values
 
 
-def _read_strings(cur: _Cursor, key: str, count: int) -> Strings:
-    cur.need(8 * count, f"the array '{key}'")
+def _read_strings(cur: _Cursor, label: str, count: int) -> Strings:
+    cur.need(8 * count, f"the array {label}")
     cur.strings += count
     if cur.strings > MAX_STRINGS:
-        cur.refuse(f"the array '{key}' brings the strings to {cur.strings}; {MAX_STRINGS} is the most")
+        cur.refuse(f"the array {label} brings the strings to {cur.strings}; {MAX_STRINGS} is the most")
     starts, buffer, at = array("Q"), cur.buffer, cur.at
     add = starts.append
     try:
@@ -155,19 +155,19 @@ def _read_strings(cur: _Cursor, key: str, count: int) -> Strings:
     except (struct.error, OverflowError):
         at = cur.end + 1
     if at > cur.end:
-        _strings_beyond(cur, key, starts)
+        _strings_beyond(cur, label, starts)
     if at - cur.at > MAX_STRINGS_BYTES:
-        cur.refuse(f"the array '{key}' has {at - cur.at} bytes of strings; {MAX_STRINGS_BYTES} is the most")
+        cur.refuse(f"the array {label} has {at - cur.at} bytes of strings; {MAX_STRINGS_BYTES} is the most")
     cur.at = at
     return Strings(buffer, starts)
 
 
-def _strings_beyond(cur: _Cursor, key: str, starts: array):
+def _strings_beyond(cur: _Cursor, label: str, starts: array):
     """Tell of the string that leads past the end of the file: absurd, or cut."""
     while starts[-1] > cur.end - 8:
         starts.pop()
     cur.at = starts[-1]
-    what = f"string {len(starts) - 1} of the array '{key}'"
+    what = f"string {len(starts) - 1} of the array {label}"
     cur.size(MAX_STRING, what)
     raise NeedMore(f"{cur.name}: the header ends early: at or after {what}")
 
@@ -182,22 +182,22 @@ def _read_values(cur: _Cursor, count: int) -> Values:
             cur.refuse(f"key {i} is empty")
         if cur.key_bytes > MAX_KEYS_BYTES:
             cur.refuse(f"the keys take more than {MAX_KEYS_BYTES} bytes")
-        key = printable(raw)
+        key, label = raw.decode("utf-8", "backslashreplace"), f"'{printable(raw[:80])}'"
         if key in kv:
-            cur.refuse(f"duplicate key '{key}'")
-        kind = cur.scalar("<i", f"key '{key}'")
+            cur.refuse(f"duplicate key {label}")
+        kind = cur.scalar("<i", f"key {label}")
         if kind == ARRAY:
-            kv.add(key, *_read_array(cur, key))
+            kv.add(key, *_read_array(cur, label))
         elif kind == STRING:
-            size = cur.size(MAX_TEXT, f"the string '{key}'")
-            cur.need(size, f"the string '{key}'")
+            size = cur.size(MAX_TEXT, f"the string {label}")
+            cur.need(size, f"the string {label}")
             kv.add(key, "str", Text(cur.buffer, cur.at, size))
             cur.at += size
         elif kind in SCALARS:
             name, form, _ = SCALARS[kind]
-            kv.add(key, name, cur.scalar(form, f"key '{key}'"))
+            kv.add(key, name, cur.scalar(form, f"key {label}"))
         else:
-            cur.refuse(f"key '{key}' has the unknown value type {kind}")
+            cur.refuse(f"key {label} has the unknown value type {kind}")
     return kv
 
 
@@ -239,9 +239,12 @@ def _read_tensor(cur: _Cursor, i: int, part: int) -> Tensor:
     width = dims[0] if dims else 1
     if width % block.block_size:
         cur.refuse(
-            f"tensor '{name}' is {block}; its rows of {width} weights are not a multiple of the block, {block.block_size}"
+            f"tensor '{name}' is {block}; its rows of {width} weights are no multiple of the block, {block.block_size}"
         )
-    return Tensor(name, dims, kind, offset, elements // block.block_size * block.block_bytes, part)
+    nbytes = elements // block.block_size * block.block_bytes
+    if nbytes >= 2**63:
+        cur.refuse(f"tensor '{name}' takes {nbytes} bytes: {list(dims)}")
+    return Tensor(name, dims, kind, offset, nbytes, part)
 
 
 def pad(size: int, alignment: int) -> int:

@@ -78,9 +78,9 @@ def check_template(header: Header) -> tuple[list[str], list[str]]:
             continue
         text = header.kv[key]
         if internal := _INTERNAL.search(text):
-            reasons.append(f"{key} reaches for Python internals: {printable(internal[0][:64])}")
+            reasons.append(f"{printable(key[:80])} reaches for Python internals: {printable(internal[0][:64])}")
         elif len(text) <= MAX_CHECKED and (error := _syntax_error(text)):
-            notes.append(f"{key} is broken, chat will not work: {error}")
+            notes.append(f"{printable(key[:80])} is broken, chat will not work: {error}")
     return reasons, notes
 
 

@@ -252,7 +252,7 @@ def _check_graph_keys(keys: _Keys, n_embd: int | None):
         keys.refuse("embedding_length_out", "differs from embedding_length, which is not supported")
     for key in keys.kv:
         if key.startswith("general.tensor_extra"):
-            keys.reasons.append(f"{key} is set: a precision chosen by tensor is not supported")
+            keys.reasons.append(f"{printable(key[:80])} is set: a precision chosen by tensor is not supported")
 
 
 def _vocabulary(keys: _Keys) -> int:
