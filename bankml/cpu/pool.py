@@ -11,6 +11,7 @@ import ctypes
 import os
 import threading
 import weakref
+from functools import cache
 
 import numpy as np
 from numba.core import types
@@ -204,3 +205,13 @@ def program(*steps) -> np.ndarray:
         record[ENTRY], record[BARRIER] = code.address, wait
         record[ARGUMENTS : ARGUMENTS + len(words)] = words
     return records
+
+
+@cache
+def _one_thread() -> Pool:
+    return Pool(1)
+
+
+def run_steps(*steps, pool: Pool | None = None):
+    """Run (step, barrier, words) triples once, on a pool or on the calling thread."""
+    (pool or _one_thread()).run(program(*steps))

@@ -145,10 +145,36 @@ class Builder:
 
     # ---- arithmetic ------------------------------------------------------------------------------------------
     def fma(self, a, b, c):
-        """a*b+c with one rounding. At the generic level this is libm's fmaf, lane by lane: exact, and slow."""
+        """a*b+c with one rounding, exactly at every level; slow at the generic one."""
         kind = a.type
         element, suffix = (kind.element, f"v{kind.count}") if isinstance(kind, ir.VectorType) else (kind, "")
+        if suffix and element == f32 and level() == "generic":
+            return self._fma_in_double(a, b, c)
         return self.call(f"llvm.fma.{suffix}{'f32' if element == f32 else 'f64'}", kind, [a, b, c])
+
+    def _fma_in_double(self, a, b, c):
+        """The product is exact in double; the sum is rounded to odd there, and then once more to float32."""
+        build, count = self.ir, a.type.count
+        wide, bits = vec(f64, count), vec(i64, count)
+        product = build.fmul(build.fpext(a, wide), build.fpext(b, wide))
+        addend = build.fpext(c, wide)
+        total = build.fadd(product, addend)
+        part = build.fsub(total, product)
+        error = build.fadd(build.fsub(product, build.fsub(total, part)), build.fsub(addend, part))
+        word, error_word = self.cast(total, bits), self.cast(error, bits)
+        # what was rounded off points away from zero or towards it: one step that way, unless the last bit is set
+        differ = build.ashr(build.xor(word, error_word), self.splat(i64, count, 63))
+        step = build.or_(differ, self.splat(i64, count, 1))  # -1 where the signs differ, else 1
+        even = build.icmp_unsigned("==", build.and_(word, self.splat(i64, count, 1)), self.zero(i64, count))
+        inexact = build.and_(build.fcmp_ordered("!=", error, self.zero(f64, count)), even)
+        odd = build.add(word, build.select(inexact, step, self.zero(i64, count)))
+        return build.fptrunc(self.cast(odd, wide), a.type)
+
+    def fma_exact_product(self, a, b, c):
+        """a*b+c where a*b is known to be exact in float32, as it is of two halves: then fused and unfused agree."""
+        if level() == "generic":
+            return self.ir.fadd(self.ir.fmul(a, b), c)
+        return self.fma(a, b, c)
 
     def to_f32(self, v):
         """Signed integer lanes as float32."""
@@ -163,10 +189,34 @@ class Builder:
         return self.ir.fpext(self.cast(bits, half), single)
 
     def f32_to_half(self, v):
-        """Half-precision bits of float32 lanes, rounded to nearest even (levels with F16C only)."""
+        """Half-precision bits of float32 (a scalar or lanes), rounded to nearest even."""
         wide = isinstance(v.type, ir.VectorType)
+        if level() == "generic":
+            return self._f32_to_half_by_integers(v) if wide else self.element(self.f32_to_half(self.broadcast(v, 4)), 0)
         half, bits = (vec(f16, v.type.count), vec(i16, v.type.count)) if wide else (f16, i16)
         return self.cast(self.ir.fptrunc(v, half), bits)
+
+    def _f32_to_half_by_integers(self, v):
+        """Normal halves by a rounding bias on the bits, denormal ones by adding 0.5, whose last bit is theirs."""
+        build, count = self.ir, v.type.count
+        words = vec(i32, count)
+
+        def const(value):
+            return self.splat(i32, count, value)
+
+        word = self.cast(v, words)
+        magnitude = build.and_(word, const(0x7FFFFFFF))
+        odd = build.and_(build.lshr(magnitude, const(13)), const(1))
+        normal = build.lshr(build.add(build.add(magnitude, const(0xC8000FFF)), odd), const(13))
+        shifted = build.fadd(self.cast(magnitude, v.type), self.splat(f32, count, 0.5))
+        denormal = build.sub(self.cast(shifted, words), const(0x3F000000))
+        nan = build.or_(const(0x7E00), build.and_(build.lshr(magnitude, const(13)), const(0x3FF)))
+        is_nan = build.icmp_signed(">", magnitude, const(0x7F800000))
+        large = build.select(is_nan, nan, const(0x7C00))
+        result = build.select(build.icmp_signed("<", magnitude, const(0x38800000)), denormal, normal)
+        result = build.select(build.icmp_signed(">=", magnitude, const(0x477FF000)), large, result)
+        sign = build.and_(build.lshr(word, const(16)), const(0x8000))
+        return build.trunc(build.or_(sign, build.and_(result, const(0x7FFF))), vec(i16, count))
 
     def _half_to_f32_by_integers(self, bits):
         """Shift the half into float32 position and scale by 2^112; infinities and NaNs get their exponent back."""
