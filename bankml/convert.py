@@ -6,7 +6,9 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import struct
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +60,7 @@ def convert(source, target, kind, label=None) -> tuple[int, int]:
     size = len(head) + sum(_pad(output.nbytes, header.alignment) for output in outputs)
     ensure_space(target.parent, size, f"writing {target.name}")
     with (
+        ending_cleanly(),
         Map(header) as weights,
         _appearing(target) as file,
         progress.bar(label or f"converting to {kind}", size) as bar,
@@ -93,11 +96,34 @@ def _check_target(target, header):
 
 
 @contextmanager
+def ending_cleanly():
+    """While it lasts, SIGTERM and SIGHUP end the process as an exception would, so that half-made files go."""
+
+    def leave(number, _):
+        raise SystemExit(128 + number)
+
+    ours = []
+    if threading.current_thread() is threading.main_thread():
+        ours = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    for each in ours:
+        signal.signal(each, leave)
+    try:
+        yield
+    finally:
+        for each in ours:
+            signal.signal(each, signal.SIG_DFL)
+
+
+@contextmanager
 def _appearing(target):
     """A new file, written under a temporary name beside `target`, that takes its name once all is well and on disk."""
     part = target.parent / f".bankml-{os.getpid()}-{secrets.token_hex(4)}.part"
     try:
-        with open(part, "xb") as file:
+        file = open(part, "xb")  # noqa: SIM115 - so that what fails within is not taken for this
+    except OSError as error:
+        raise UsageError(f"{target.parent}: cannot write there ({error.strerror})") from None
+    try:
+        with file:
             yield file
             file.flush()
             os.fsync(file.fileno())

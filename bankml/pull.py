@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bankml import progress
-from bankml.convert import convert, ensure_space
+from bankml.convert import convert, ending_cleanly, ensure_space
 from bankml.errors import BankmlError, Refused
 
 CHUNK = 1 << 20
@@ -81,7 +81,7 @@ def fetch(known, folder, kind) -> Path:
     target = folder / known.file(kind)
     if target.exists():
         return target
-    with _lock(folder):
+    with _lock(folder), ending_cleanly():
         if target.exists():
             return target
         for stale in folder.glob(".pull-*"):

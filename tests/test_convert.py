@@ -240,6 +240,12 @@ def test_bad_targets(tmp_path):
     assert source.read_bytes() == before
 
 
+def test_unwritable_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**12))
+    with pytest.raises(UsageError, match="/proc: cannot write there"):  # true for root as well
+        convert(write(tmp_path, "q8_0-256"), "/proc/out.gguf", "F16")
+
+
 def test_bad_sources(tmp_path):
     out = tmp_path / "out.gguf"
     with pytest.raises(UsageError, match="No such file"):
@@ -281,16 +287,17 @@ def test_interrupted_conversion_leaves_what_was_there(tmp_path, monkeypatch, err
     assert out.read_bytes() == b"what was there"
 
 
-def test_ctrl_c_of_the_command(tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_signals_to_the_command(tmp_path, number, code):
     out = tmp_path / "out.gguf"
     command = [sys.executable, "-m", "bankml", "convert", str(smollm2_gguf()), str(out), "--type", "f16"]
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 20
     while not list(tmp_path.glob(".bankml-*.part")) and time.monotonic() < deadline:
         time.sleep(0.002)
-    child.send_signal(signal.SIGINT)
+    child.send_signal(number)
     _, said = child.communicate(timeout=20)
-    assert child.returncode == 130
+    assert child.returncode == code
     assert "Traceback" not in said
     assert list(tmp_path.iterdir()) == []
 

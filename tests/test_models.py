@@ -231,7 +231,7 @@ def wait_for(condition, seconds=20):
         time.sleep(0.01)
 
 
-def test_ctrl_c(home, pip):
+def test_signals(home, pip):
     (pip / "seconds").write_text("60")
     child = driver(home)
     wait_for(lambda: starts(pip) and list(home.glob(".pull-*/half-of-it")))
@@ -241,9 +241,9 @@ def test_ctrl_c(home, pip):
     assert child.returncode == 130
     assert "Traceback" not in said
     wait_for(lambda: len(starts(pip)) == 2)  # the one that waited goes on by itself
-    waiter.send_signal(signal.SIGINT)
+    waiter.send_signal(signal.SIGTERM)
     _, said = waiter.communicate(timeout=10)
-    assert waiter.returncode == 130
+    assert waiter.returncode == 143
     assert "Traceback" not in said
     assert left_over(home) == []
     for line in starts(pip):  # no pip goes on alone
