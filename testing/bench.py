@@ -11,7 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bankml import benchmark, convert, models, shapes
+from bankml import benchmark, models, shapes
+from bankml.convert import convert
 
 # name -> (prompt lengths, cells before decoding); the reference's Q2_0 prompts are slow, so they are short
 MODELS = {
@@ -32,7 +33,9 @@ def model(name: str, folder: Path) -> Path:
     path = models.default_model()
     if kind == "f16":
         return path
-    raise SystemExit(f"no such model: {name}")
+    target = folder / f"{base}-{kind}.gguf"
+    convert(path, target, kind.upper())
+    return target
 
 
 def main() -> int:

@@ -1,0 +1,162 @@
+"""The whole-layer driver: the graph as a program of steps over buffers that are allocated once.
+
+A layer reads here as it does in the reference, an operation a line. `Program` lays the steps of all layers out once per
+attention kernel; a run patches the row count, the position and the cache addresses, and goes through as many layers as
+asked in one call without the GIL.
+"""
+
+import numpy as np
+
+from bankml.cpu import pool
+from bankml.cpu.attention import Kernel, attention_steps, scratch_bytes
+from bankml.cpu.embed import embed_step, last_rows_step
+from bankml.cpu.norm import rms_norm_step
+from bankml.cpu.products import Activation, product
+from bankml.cpu.rope import Rope, heads_step, rope_table_step, store_step
+from bankml.cpu.swiglu import swiglu_step
+
+ROWS, POSITION, K_BASE, V_BASE = (pool.ARGUMENTS + word for word in range(4))
+
+
+class Buffers:
+    """Activations of one micro-batch of up to `rows` rows: float32 (rows, width) each, pages touched only as used."""
+
+    def __init__(self, shape, wtype, rows, threads):
+        heads, heads_kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
+        self.rows = rows
+        self.ids = np.zeros(rows, np.int64)
+        self.x = np.empty((rows, shape.n_embd), np.float32)  # the residual stream
+        self.normed = np.empty((rows, shape.n_embd), np.float32)
+        self.q = np.empty((rows, heads), np.float32)
+        self.k = np.empty((rows, heads_kv), np.float32)
+        self.v = np.empty((rows, heads_kv), np.float32)
+        self.attended = np.empty((rows, heads), np.float32)
+        self.gate = np.empty((rows, shape.n_ff), np.float32)
+        self.up = np.empty((rows, shape.n_ff), np.float32)
+        self.result = np.empty((rows, shape.n_embd), np.float32)
+        self.rope = np.empty((rows, shape.head_dim), np.float32)
+        self.activation = Activation(wtype, rows, max(shape.n_embd, heads, shape.n_ff), threads)
+        self.scratch_bytes = scratch_bytes(shape.n_head, shape.n_head_kv, shape.head_dim, rows)
+        self.scratch = np.empty(threads * self.scratch_bytes + 64, np.uint8)
+
+
+class Layers:
+    """Programs over one model's weights. wmap: the memory map; threads: the pool's."""
+
+    def __init__(self, plan, wmap, rows, threads):
+        self.shape, self.wtype, self.map = plan.shape, plan.wtype, wmap
+        self.buffers = Buffers(plan.shape, plan.wtype, rows, threads)
+        self.rope = Rope.of(plan.shape)
+        self._programs = {}
+
+    def program(self, kernel: Kernel) -> "Program":
+        """The program with that attention kernel, built on first use."""
+        if kernel not in self._programs:
+            self._programs[kernel] = Program(list(self._groups(kernel)), self.shape.n_layer)
+        return self._programs[kernel]
+
+    def _groups(self, kernel):
+        """(layer, name, steps) of the whole model; layer -1 comes before the first, n_layer after the last."""
+        b, shape = self.buffers, self.shape
+        yield -1, "inp_embd", [embed_step(self.wtype, *self._matrix("token_embd.weight"), b.ids, b.x)]
+        yield -1, "rope_table", [rope_table_step(self.rope, b.rope)]
+        for il in range(shape.n_layer):
+            yield from ((il, name, steps) for name, steps in self._layer(il, kernel))
+        yield shape.n_layer, "result_norm", [self._norm(b.x, "output_norm.weight", b.result)]
+
+    def _layer(self, il, kernel):
+        b, shape, name = self.buffers, self.shape, f"blk.{il}.{{}}.weight".format
+        q_norm, k_norm = (self._f32(name(n)) if shape.qk_norm else 0 for n in ("attn_q_norm", "attn_k_norm"))
+        yield "attn_norm", [self._norm(b.x, name("attn_norm"), b.normed)]
+        yield "attn_norm_q8", self._fill(b.normed)
+        yield "qkv", self._products((name("attn_q"), b.q), (name("attn_k"), b.k), (name("attn_v"), b.v))
+        yield "heads", [heads_step(shape, b.q, b.rope, q_norm), *store_step(shape, b.k, b.v, b.rope, k_norm)]
+        yield "attention", attention_steps(kernel, shape, b.q, b.attended, b.scratch, b.scratch_bytes)
+        yield "attention_q8", self._fill(b.attended)
+        yield "attn_out", self._products((name("attn_output"), b.x), residual=b.x)
+        if il == shape.n_layer - 1:
+            yield "out_rows", [last_rows_step(b.x)]
+        yield "ffn_norm", [self._norm(b.x, name("ffn_norm"), b.normed)]
+        yield "ffn_norm_q8", self._fill(b.normed)
+        yield "ffn_gate_up", self._products((name("ffn_gate"), b.gate), (name("ffn_up"), b.up))
+        yield "swiglu", [swiglu_step(b.gate, b.up, b.gate)]
+        yield "swiglu_q8", self._fill(b.gate)
+        yield "ffn_down", self._products((name("ffn_down"), b.x), residual=b.x)
+
+    def _f32(self, name):
+        return self.map.address(name)
+
+    def _matrix(self, name):
+        rows = self.map.tensor(name)  # (rows, row_bytes)
+        return self.map.address(name), rows.shape[1]
+
+    def _norm(self, x, name, out):
+        return rms_norm_step(x, self._f32(name), out, self.shape.rms_eps)
+
+    def _fill(self, x):
+        return self.buffers.activation.fill(x.ctypes.data, x.shape[1], x.strides[0])
+
+    def _products(self, *outputs, residual=None):
+        """One product per (matrix, output); no barrier between them, for they read the same activation."""
+        steps = []
+        for name, out in outputs:
+            address, row_bytes = self._matrix(name)
+            n_rows = out.shape[1]
+            width = self.map.width(name)
+            extra = () if residual is None else (residual.ctypes.data, residual.strides[0])
+            code, words = product(
+                self.wtype, address, row_bytes, n_rows, width, self.buffers.activation, out.ctypes.data, out.strides[0], *extra
+            )
+            steps.append((code, False, words))
+        steps[-1] = (steps[-1][0], True, steps[-1][2])
+        return steps
+
+
+class Program:
+    """The steps of the whole model in order, for one attention kernel; what a run changes is patched by `set`."""
+
+    def __init__(self, groups, n_layer):
+        steps, spans = [], {}
+        for il, name, part in groups:
+            spans[il, name] = (len(steps), len(steps) + len(part))
+            steps += part
+        self.all = pool.program(*steps)
+        self.n_layer, self._spans = n_layer, spans
+        layer_of = np.empty(len(steps), np.int64)
+        for (il, _), (first, last) in spans.items():
+            layer_of[first:last] = il
+        bounds = np.searchsorted(layer_of, np.arange(-1, n_layer + 2))
+        self.layers = [self.all[a:z] for a, z in zip(bounds[:-1], bounds[1:], strict=True)]
+        self._after_rows = spans[n_layer - 1, "out_rows"][1]
+        self._out_rows = self._after_rows - 1
+        touches = [self._span(name, layer_of) for name in ("heads", "attention")]
+        self._cache_records = np.concatenate(touches)
+        self._cache_layers = layer_of[self._cache_records]
+
+    def _span(self, name, layer_of):
+        return np.concatenate([np.arange(*self._spans[il, name]) for il in range(self.n_layer)])
+
+    def group(self, il, name) -> np.ndarray:
+        """The records of one group of one layer."""
+        first, last = self._spans[il, name]
+        return self.all[first:last]
+
+    def by_group(self):
+        """(layer, [(name, records), ...]) in order."""
+        for il in range(-1, self.n_layer + 1):
+            yield il, [(name, self.all[a:z]) for (layer, name), (a, z) in self._spans.items() if layer == il]
+
+    def set(self, ids_buffer, tokens, position, n_out, caches):
+        """Make the next run one of `tokens` at `position`, with `n_out` output rows, over these caches."""
+        n = len(tokens)
+        ids_buffer[:n] = tokens
+        records = self.all
+        records[: self._after_rows, ROWS] = n
+        records[self._after_rows :, ROWS] = n_out
+        records[:, POSITION] = position
+        records[self._out_rows, POSITION] = n_out
+        if caches:
+            keys = np.array([cache.k_address for cache in caches], np.int64)
+            values = np.array([cache.v_address for cache in caches], np.int64)
+            records[self._cache_records, K_BASE] = keys[self._cache_layers]
+            records[self._cache_records, V_BASE] = values[self._cache_layers]

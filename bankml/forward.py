@@ -1,0 +1,165 @@
+"""Token ids in, logits out: the graph llama.cpp b11192 builds for Qwen3 and Llama, in the same float order.
+
+`Weights` holds a model's memory map and the pool; caches belong to the caller. One caller at a time per `Weights`: a
+second waits. A call that fails or is interrupted leaves every cache at its former length.
+"""
+
+import os
+import threading
+from enum import Enum
+
+import numpy as np
+
+from bankml.cpu.attention import Kernel, kernel_for
+from bankml.cpu.layer import Layers
+from bankml.cpu.pool import MAX_THREADS, Pool
+from bankml.errors import UsageError
+from bankml.gguf import Map
+from bankml.guard import guard
+from bankml.kv_cache import KvCache, KvType
+from bankml.pieces import Pieces
+
+N_UBATCH = 512
+MAX_UBATCH = 4096
+LLAMA_THREADS = 3
+
+
+class Outputs(Enum):
+    """Which rows of a prompt leave the last layer: none, the last token's, or every token's."""
+
+    NONE = "none"
+    LAST = "last"
+    ALL = "all"
+
+
+def llama_threads() -> int:
+    """`BANKML_LLAMA_THREADS`: the thread count of the llama.cpp to match; it decides the split-KV chunks. Default 3."""
+    text = os.environ.get("BANKML_LLAMA_THREADS", "") or str(LLAMA_THREADS)
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_THREADS):
+        raise UsageError(f"BANKML_LLAMA_THREADS is {text!r}; it takes a number from 1 to {MAX_THREADS}")
+    return int(text)
+
+
+class Weights(Pieces):
+    """An opened model. Attributes: `plan`, `shape`, `llama_threads`, `threads`, `devices`."""
+
+    def __init__(self, header, plan, *, threads=None):
+        self.llama_threads = llama_threads()
+        self.plan, self.shape, self.header = plan, plan.shape, header
+        self.pool = Pool(threads)
+        self.threads, self.devices = self.pool.threads, ["cpu"]
+        self.map = Map(header)
+        self._layers = {}
+        self._lock = threading.RLock()
+
+    @classmethod
+    def open(cls, path, *, gpu=None, threads=None) -> "Weights":
+        """Guard the file, plan it, map it. Raises UsageError, Refused or NeedMore with the reason.
+
+        gpu: None is `BANKML_GPU` (default auto), False is off, else devices by index or name. threads: 1-64, default
+        `BANKML_THREADS`, else all cores; bits do not depend on it.
+        """
+        verdict = guard(path, template=False).check()
+        return cls(verdict.header, verdict.plan, threads=threads)
+
+    def close(self):
+        """End the threads and unmap the file; the object cannot be used any more."""
+        with self._lock:
+            self.pool.close()
+            self._layers = {}
+            self.map.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def caches(self, kind: KvType = KvType.F16, n_ctx: int | None = None) -> list[KvCache]:
+        """One empty cache per layer, for up to `n_ctx` cells (the trained context if None)."""
+        n_ctx = self.shape.n_ctx_train if n_ctx is None else n_ctx
+        if n_ctx < 1:
+            raise UsageError(f"a context of {n_ctx} cells; it takes 1 or more")
+        return [KvCache(self.shape.n_head_kv * self.shape.head_dim, n_ctx, kind) for _ in range(self.shape.n_layer)]
+
+    def prefill(self, caches, tokens, each=None, n_ubatch=N_UBATCH) -> np.ndarray:
+        """Run a prompt after what the caches hold; returns the last token's result_norm, float32 (n_embd,)."""
+        return self.prefill_with(caches, tokens, Outputs.LAST, each, n_ubatch)[-1]
+
+    def prefill_with(self, caches, tokens, outputs, each=None, n_ubatch=N_UBATCH) -> np.ndarray:
+        """Run a prompt in micro-batches of `n_ubatch`; returns result_norm of the output rows, float32 (n_out, n_embd).
+
+        each(layer, first_row, l_out) is given every layer's rows, float32 (rows, n_embd), of each micro-batch; the last
+        layer has output rows only. Raises UsageError for tokens outside the vocabulary or more than the caches hold.
+        """
+        tokens = self._checked(caches, tokens, n_ubatch)
+        start, results = len(caches[0]), [np.empty((0, self.shape.n_embd), np.float32)]
+        with self._lock:
+            layers = self._layers_of(n_ubatch)
+            for first in range(0, len(tokens), n_ubatch):
+                batch = tokens[first : first + n_ubatch]
+                n_out = {Outputs.NONE: 0, Outputs.ALL: len(batch)}.get(outputs, int(first + n_ubatch >= len(tokens)))
+                kernel = kernel_for(len(batch), start + first + len(batch), self.llama_threads)
+                results.append(self._micro_batch(layers, caches, batch, start + first, n_out, kernel, each, first))
+            for cache in caches:
+                cache.length = start + len(tokens)
+        return np.concatenate(results)
+
+    def decode(self, caches, token: int) -> np.ndarray:
+        """Run one token at the next position; returns its result_norm, float32 (n_embd,)."""
+        return self.prefill(caches, (token,))
+
+    def step(self, caches, token: int) -> np.ndarray:
+        """`decode`, but always with the reference attention kernel."""
+        return self.step_with(caches, token, Kernel.reference())
+
+    def step_with(self, caches, token: int, kernel: Kernel) -> np.ndarray:
+        """One token at the next position with a given attention kernel; returns result_norm, float32 (n_embd,)."""
+        tokens = self._checked(caches, (token,), N_UBATCH)
+        with self._lock:
+            rows = self._micro_batch(self._layers_of(N_UBATCH), caches, tokens, len(caches[0]), 1, kernel, None, 0)
+            for cache in caches:
+                cache.length += 1
+        return rows[0]
+
+    def _micro_batch(self, layers, caches, tokens, position, n_out, kernel, each, first):
+        """One micro-batch through the model: whole, layer by layer (so that Ctrl-C is heard), or group by group."""
+        program = layers.program(kernel)
+        program.set(tokens, position, n_out, caches)
+        if len(tokens) == 1 and each is None:
+            self.pool.run(program.all)
+        elif each is None:
+            for part in program.layers:
+                self.pool.run(part)
+        else:
+            for il, groups in program.by_group():
+                for group in groups:
+                    self.pool.run(group)
+                if 0 <= il < self.shape.n_layer:
+                    rows = n_out if il == self.shape.n_layer - 1 else len(tokens)
+                    each(il, first, layers.buffers.x[:rows].copy())
+        return layers.buffers.result[:n_out].copy()
+
+    def _layers_of(self, n_ubatch) -> Layers:
+        """The driver with room for `n_ubatch` rows; one is kept, and made anew for a larger micro-batch."""
+        rows = max(N_UBATCH, n_ubatch)
+        if self._layers.get("rows", 0) < rows:
+            self._layers = {"rows": rows, "driver": Layers(self.plan, self.map, rows, self.threads)}
+        return self._layers["driver"]
+
+    def _checked(self, caches, tokens, n_ubatch) -> np.ndarray:
+        tokens = np.asarray(tokens, np.int64).reshape(-1)
+        if not len(tokens):
+            raise UsageError("no tokens to run")
+        outside = tokens[(tokens < 0) | (tokens >= self.shape.n_vocab)]
+        if len(outside):
+            raise UsageError(f"token {outside[0]} is outside the vocabulary of {self.shape.n_vocab}")
+        if not 1 <= n_ubatch <= MAX_UBATCH:
+            raise UsageError(f"a micro-batch of {n_ubatch} tokens; it takes 1 to {MAX_UBATCH}")
+        if len(caches) != self.shape.n_layer or len({len(cache) for cache in caches}) != 1:
+            raise UsageError(f"{len(caches)} caches of unequal length or number; this model has {self.shape.n_layer} layers")
+        if len(caches[0]) + len(tokens) > caches[0].capacity:
+            raise UsageError(
+                f"{len(tokens)} tokens after {len(caches[0])} do not fit a context of {caches[0].capacity} tokens"
+            )
+        return tokens
