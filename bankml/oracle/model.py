@@ -40,15 +40,6 @@ class Run:
         yield "logits", self.logits
 
 
-@dataclass
-class Nudge:
-    """A change of one ulp that the reference suffers on its way: in `tensor`, at (row, column) of a micro-batch."""
-
-    tensor: str
-    row: int
-    column: int
-
-
 class ReferenceModel:
     """A GGUF file loaded by the reference, with one sequence; use it in a `with` block.
 
@@ -107,10 +98,11 @@ class ReferenceModel:
         """The tensors watched by default: every layer's output, then result_norm."""
         return [*(f"l_out-{il}" for il in range(self.n_layer)), "result_norm"]
 
-    def decode(self, tokens, outputs: str = "last", *, watch=None, nudge: Nudge | None = None) -> Run:
+    def decode(self, tokens, outputs: str = "last", *, watch=None, nudge: str | None = None) -> Run:
         """One llama_decode of `tokens` at the next positions, in the reference's micro-batches.
 
         outputs: "none", "last" or "all". watch: tensor names (default: `stages()`); () watches nothing, and is faster.
+        nudge: a tensor whose every value the reference then finds one ulp off (its lowest bit turned).
         """
         tokens = np.ascontiguousarray(tokens, np.int32)
         wanted = np.zeros(len(tokens), np.int8)
@@ -121,7 +113,7 @@ class ReferenceModel:
         if status := self.api.llama_decode(self.context, self._batch(tokens, wanted)):
             raise BankmlError(f"the reference's llama_decode of {len(tokens)} tokens failed with status {status}")
         self.n_past += len(tokens)
-        rows = {name: np.concatenate(parts) for name, parts in self._seen.items() if parts}
+        rows = {name: _joined(parts) for name, parts in self._seen.items() if parts}
         return Run(self._logits(int(wanted.sum())), rows)
 
     def forget(self, keep: int = 0):
@@ -164,22 +156,20 @@ class ReferenceModel:
     def _observe(self, tensor, ask, user_data):
         """Called by the reference's scheduler for each node: first to ask, then with its values."""
         name = tensor.contents.name.decode()
-        nudged = self._nudge is not None and name == self._nudge.tensor
+        nudged = name == self._nudge
         if ask:
             return name in self._watched or nudged
-        if nudged:
-            self._nudge_one(tensor)
+        columns, *others = tensor.contents.ne
+        rows = np.empty((int(np.prod(others)), columns), np.float32)
+        self.api.ggml_backend_tensor_get(tensor, rows.ctypes.data, 0, rows.nbytes)
         if name in self._watched:
-            columns, *others = tensor.contents.ne
-            rows = np.empty((int(np.prod(others)), columns), np.float32)
-            self.api.ggml_backend_tensor_get(tensor, rows.ctypes.data, 0, rows.nbytes)
             self._seen[name].append(rows)
+        if nudged:
+            turned = rows.view(np.uint32) ^ 1
+            self.api.ggml_backend_tensor_set(tensor, turned.ctypes.data, 0, turned.nbytes)
         return True
 
-    def _nudge_one(self, tensor):
-        columns, rows = tensor.contents.ne[:2]
-        if self._nudge.row < rows:
-            value, offset = np.empty(1, np.uint32), 4 * (self._nudge.row * columns + self._nudge.column)
-            self.api.ggml_backend_tensor_get(tensor, value.ctypes.data, offset, 4)
-            value ^= 1
-            self.api.ggml_backend_tensor_set(tensor, value.ctypes.data, offset, 4)
+
+def _joined(parts):
+    """The rows of all micro-batches; of nodes that share a name, those of the last one's width."""
+    return np.concatenate([part for part in parts if part.shape[1] == parts[-1].shape[1]])
