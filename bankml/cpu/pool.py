@@ -212,6 +212,11 @@ def _one_thread() -> Pool:
     return Pool(1)
 
 
+def run_alone(records: np.ndarray):
+    """Run a program on the calling thread."""
+    _one_thread().run(records)
+
+
 def run_steps(*steps, pool: Pool | None = None):
     """Run (step, barrier, words) triples once, on a pool or on the calling thread."""
     (pool or _one_thread()).run(program(*steps))
