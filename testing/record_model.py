@@ -28,7 +28,7 @@ ATTENTION_TOKENS = 64  # one micro-batch
 def alive(model: ReferenceModel, name: str) -> dict:
     """What shows that the model would notice a wrong bit, from a prompt of 513 tokens with every row out."""
     shape = models.MODELS[name]
-    tokens = models.prompt(name, ALIVE_TOKENS if shape.vocab < 100_000 else 65, shape.vocab)
+    tokens = models.prompt(name, ALIVE_TOKENS if shape.vocab < 100_000 else 320, shape.vocab)
     heads = [f"{side}cur-{il}" for side in "QK" for il in range(shape.layers)]
     model.forget()
     rows = model.decode(tokens[:ATTENTION_TOKENS], watch=heads).rows
