@@ -28,11 +28,33 @@ INTERRUPTED = 130
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose usage errors leave with exit code 1, in one line."""
+    """An argument parser whose usage errors leave with exit code 1, in one line.
+
+    Flags in `values_after_equals` take their optional value after "=" alone, so that they cannot swallow what follows.
+    """
+
+    values_after_equals: tuple[str, ...] = ()
+
+    def parse_known_args(self, args=None, namespace=None):
+        if args is not None:
+            flags = args[: args.index("--")] if "--" in args else args
+            args = [f"{word}=" if word in self.values_after_equals else word for word in flags] + args[len(flags) :]
+        return super().parse_known_args(args, namespace)
+
+    def format_help(self):
+        text = super().format_help()
+        for flag in self.values_after_equals:
+            text = text.replace(f"{flag} [", f"{flag}[=")
+        return text
 
     def error(self, message):
-        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        _complain(f"{self.prog}: {message} (see {self.prog} --help)")
         raise SystemExit(1)
+
+
+def _complain(message):
+    """One line on stderr, whatever a file name or an argument in it holds."""
+    print("".join(c if c.isprintable() else repr(c)[1:-1] for c in message), file=sys.stderr)
 
 
 def _module(command):
@@ -45,11 +67,12 @@ def parser(only=None):
         prog="bankml",
         description="1-bit, ternary and F16 language models with exactly the bits of llama.cpp b11192.",
         epilog="'bankml COMMAND --help' tells more about a command.",
+        allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"bankml {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, text in COMMANDS.items():
-        sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
         if only in (None, name):
             _module(name).arguments(sub)
     return top
@@ -57,7 +80,22 @@ def parser(only=None):
 
 def main(argv=None) -> int:
     """Run one command line; returns the exit code (see docs/cli.md)."""
-    argv = sys.argv[1:] if argv is None else argv
+    try:
+        return _run(sys.argv[1:] if argv is None else list(argv))
+    except BankmlError as error:
+        _complain(f"bankml: {error}")
+        return error.exit_code
+    except BrokenPipeError:
+        _leave_stdout()  # its reader has what it wanted: say nothing
+        return 0
+    except OSError as error:
+        _complain(f"bankml: {error.filename or 'input/output'}: {error.strerror or error}")
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(argv) -> int:
     command = next((word for word in argv if not word.startswith("-")), "")
     top = parser(only=command)
     args = top.parse_args(argv)
@@ -66,31 +104,32 @@ def main(argv=None) -> int:
         return 1
     if sys.platform != "linux" or platform.machine() != "x86_64":
         print("bankml: the bits are proved on Linux x86-64 only; here they are not", file=sys.stderr)
-    try:
-        return _module(args.command).run(args) or 0
-    except BankmlError as error:
-        print(f"bankml: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:
-        return _closed_pipe()
-    except OSError as error:
-        print(f"bankml: {error.filename or 'input/output'}: {error.strerror or error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return _module(args.command).run(args) or 0
 
 
-def _closed_pipe() -> int:
-    """The reader of our output has left: say nothing, and keep the interpreter's last flush from complaining."""
+def _leave_stdout():
+    """Nothing more can be written there; keep the interpreter's last flush from complaining."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+
+
+def _open_missing_streams():
+    """A stream closed by the caller (`2>&-`) is None in Python, and `print` to None would go to stdout."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open to the end
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def console():
     """Entry point of the `bankml` script: leaves with the command's exit code."""
+    _open_missing_streams()
     code = main()
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _closed_pipe()
+        _leave_stdout()
+    except OSError as error:
+        _leave_stdout()
+        _complain(f"bankml: stdout: {error.strerror}")
+        code = code or 1
     sys.exit(code)

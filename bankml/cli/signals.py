@@ -1,0 +1,60 @@
+"""Ctrl-C and SIGTERM as one exception, KeyboardInterrupt, that never falls between two steps that belong together."""
+
+import signal
+import sys
+from contextlib import contextmanager
+
+NAMES = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """Raises KeyboardInterrupt where the program is, or at the end of a `held()` block. Use in a `with` block.
+
+    `exit_code` is 130 after Ctrl-C and 143 after SIGTERM. Leaving the block gives the signals back as they were.
+    """
+
+    exit_code = 130
+
+    def __init__(self):
+        self._holding = self._pending = False
+
+    def __enter__(self):
+        self._before = {number: signal.signal(number, self._on_signal) for number in NAMES}
+        self._hook, sys.unraisablehook = sys.unraisablehook, self._quiet
+        return self
+
+    def __exit__(self, *exception):
+        sys.unraisablehook = self._hook
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number, frame):
+        self.exit_code = 128 + number
+        first, self._pending = not self._pending, True
+        if not (self._holding and first):  # a second one is not put off: the held write may be what hangs
+            raise KeyboardInterrupt
+
+    def _quiet(self, about):
+        """One that struck inside a callback is not lost (`check` raises it again), and not worth a traceback."""
+        if not issubclass(about.exc_type, KeyboardInterrupt):
+            self._hook(about)
+
+    def check(self):
+        """Raise KeyboardInterrupt if a signal came that has not stopped the program."""
+        if self._pending:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def held(self):
+        """Put a signal off until the block is through."""
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+        self.check()
+
+    def ignore(self):
+        """What follows is short and must be finished: further signals change nothing."""
+        for number in NAMES:
+            signal.signal(number, signal.SIG_IGN)
