@@ -27,6 +27,15 @@ COMMANDS = {
 INTERRUPTED = 130
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help that reads the same under every Python: `-m, --model MODEL`."""
+
+    def _format_action_invocation(self, action):
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        return f"{', '.join(action.option_strings)} {self._format_args(action, action.dest.upper())}"
+
+
 class _Parser(argparse.ArgumentParser):
     """An argument parser whose usage errors leave with exit code 1, in one line.
 
@@ -34,6 +43,9 @@ class _Parser(argparse.ArgumentParser):
     """
 
     values_after_equals: tuple[str, ...] = ()
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, formatter_class=_Help, allow_abbrev=False, **options)
 
     def parse_known_args(self, args=None, namespace=None):
         if args is not None:
@@ -67,12 +79,11 @@ def parser(only=None):
         prog="bankml",
         description="1-bit, ternary and F16 language models with exactly the bits of llama.cpp b11192.",
         epilog="'bankml COMMAND --help' tells more about a command.",
-        allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"bankml {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, text in COMMANDS.items():
-        sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
+        sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         if only in (None, name):
             _module(name).arguments(sub)
     return top
