@@ -1,0 +1,334 @@
+"""`bankml generate`: answer one prompt. stdout carries the answer alone; everything else goes to stderr."""
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+
+from bankml import environment
+from bankml.cli.signals import Interrupts
+from bankml.errors import UsageError
+
+N_CTX, N_UBATCH, MAX_UBATCH, MAX_THREADS, MAX_CTX = 4096, 512, 4096, 64, 2**24
+CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+NOTES = """\
+The prompt goes through the model's chat template as a user message. Without
+PROMPT it is read from -f FILE (less one newline at its end, as llama.cpp does)
+or from stdin, all of it. It is taken as it is: a backslash is a backslash.
+Ctrl-C keeps what was generated, and exits with 130.
+"""
+
+
+def number(kind, low, high, what):
+    """An argparse type: a number from `low` to `high`."""
+
+    def parse(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text!r}; it takes {what}")
+        return value
+
+    return parse
+
+
+def text(value):
+    """An argparse type: a text that is not empty."""
+    if not value:
+        raise argparse.ArgumentTypeError("it takes a text that is not empty")
+    return value
+
+
+def arguments(parser):
+    """What the command takes."""
+    parser.epilog, parser.values_after_equals = NOTES, ("--gpu",)
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; '-' is all of stdin")
+    parser.add_argument(
+        "-m", "--model", metavar="MODEL", help="a GGUF file or a model's name (default: SmolLM2, fetched once)"
+    )
+    parser.add_argument("-f", "--file", metavar="FILE", help="read the prompt from FILE")
+    whole = "a whole number, 0 or more"
+    parser.add_argument(
+        "--max",
+        type=number(int, 0, 2**31, whole),
+        metavar="N",
+        help="stop after N tokens (default: when the context is full)",
+    )
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
+        "--temp",
+        type=number(float, -1e6, 1e6, "a number"),
+        default=0.0,
+        metavar="T",
+        help="temperature; 0 always takes the likeliest token (default: 0)",
+    )
+    group.add_argument(
+        "--top-k",
+        type=number(int, 0, 2**31 - 1, whole),
+        default=40,
+        metavar="K",
+        help="draw from the K likeliest tokens; 0: from all (default: 40)",
+    )
+    fraction = "a number from 0 to 1"
+    group.add_argument(
+        "--top-p",
+        type=number(float, 0, 1, fraction),
+        default=0.95,
+        metavar="P",
+        help="draw from the likeliest tokens that make up P; 1: all (default: 0.95)",
+    )
+    group.add_argument(
+        "--min-p",
+        type=number(float, 0, 1, fraction),
+        default=0.05,
+        metavar="P",
+        help="drop tokens less likely than P times the likeliest; 0: none (default: 0.05)",
+    )
+    group.add_argument(
+        "--seed",
+        type=number(int, 0, 2**32 - 2, f"a whole number from 0 to {2**32 - 2}"),
+        metavar="S",
+        help="seed of the draw (default: a random one, reported)",
+    )
+    group = parser.add_argument_group("prompt")
+    group.add_argument("--raw", action="store_true", help="take the prompt as it is, without the chat template")
+    group.add_argument("--system", metavar="S", help="a system message in front of the prompt")
+    group.add_argument("--no-think", action="store_true", help="ask the template for an answer without thinking")
+    group.add_argument(
+        "--stop",
+        type=text,
+        action="append",
+        default=[],
+        metavar="S",
+        help="end the answer before this text (may be given more than once)",
+    )
+    group = parser.add_argument_group("machine")
+    group.add_argument(
+        "--ctx",
+        type=number(int, 1, MAX_CTX, f"a whole number from 1 to {MAX_CTX}"),
+        metavar="N",
+        help=f"context in tokens (default: {N_CTX}, or the model's if that is less)",
+    )
+    group.add_argument(
+        "--ubatch",
+        type=number(int, 1, MAX_UBATCH, f"a whole number from 1 to {MAX_UBATCH}"),
+        default=N_UBATCH,
+        metavar="N",
+        help=f"prompt tokens per micro-batch (default: {N_UBATCH})",
+    )
+    group.add_argument(
+        "--threads",
+        type=number(int, 1, MAX_THREADS, f"a whole number from 1 to {MAX_THREADS}"),
+        metavar="N",
+        help="CPU threads (default: BANKML_THREADS, or all cores)",
+    )
+    gpu = group.add_mutually_exclusive_group()
+    gpu.add_argument(
+        "--gpu",
+        nargs="?",
+        const="auto",
+        metavar="WHICH",
+        help="use a card and say which; --gpu=WHICH names devices by index or name",
+    )
+    gpu.add_argument("--no-gpu", action="store_true", help="use no card")
+    parser.add_argument("--json", action="store_true", help="print one JSON object when the answer is complete")
+
+
+def say(message):
+    """One line on stderr."""
+    print(f"bankml: {message}", file=sys.stderr, flush=True)
+
+
+def run(args) -> int:
+    """Answer; 0, or 130 (143) after Ctrl-C (SIGTERM) with what was generated kept and the statistics told."""
+    if args.raw and (args.system is not None or args.no_think):
+        raise UsageError("--raw takes the prompt as it is; --system and --no-think go with a chat template")
+    environment.check()
+    devices = environment.gpu(args.gpu) if not args.no_gpu else "off"
+    with Interrupts() as interrupts:
+        answer = Answer(args, interrupts)
+        try:
+            answer.load()
+            if args.gpu is not None and devices != "off":
+                say("this version has no GPU support; going on with the CPU")
+            answer.write()
+        except KeyboardInterrupt:
+            interrupts.ignore()
+            answer.break_off()
+        else:
+            interrupts.ignore()
+        answer.end()
+        return interrupts.exit_code if answer.interrupted else 0
+
+
+class Answer:
+    """One run of the command: loads, writes the answer as it comes, and tells how it went."""
+
+    def __init__(self, args, interrupts):
+        self.args, self.interrupts = args, interrupts
+        self.started, self.loaded_at = process_started(), None
+        self.weights = self.generation = self.sampler = None
+        self.n_prompt, self.written, self.interrupted = 0, "", False
+        self.on_terminal = not args.json and sys.stdout.isatty()
+
+    def load(self):
+        """Read the prompt and the model; the prompt is checked before anything is computed."""
+        from bankml import models
+        from bankml.generation import Generation
+        from bankml.guard import guard
+        from bankml.kv_cache import KvType
+        from bankml.sampler import Params, Sampler
+        from bankml.tokenizer import Tokenizer
+
+        args = self.args
+        params = Params(args.temp, args.top_k, args.top_p, args.min_p, args.seed)
+        self.sampler, kind = Sampler(params), KvType.from_environment()
+        prompt = read_prompt(args)
+        path = models.resolve(args.model) if args.model is not None else models.default_model()
+        verdict = guard(path, template=False).check()
+        header, n_ctx_train = verdict.header, verdict.plan.shape.n_ctx_train
+        n_ctx = args.ctx or min(N_CTX, n_ctx_train)
+        if n_ctx > n_ctx_train:
+            say(f"--ctx {n_ctx} is beyond the {n_ctx_train} tokens the model was trained on")
+        tokenizer = Tokenizer.from_gguf(header)
+        tokens = tokenizer.encode(prompt if args.raw else render(header, prompt, args), add_special=True)
+        self.n_prompt = len(tokens)
+        if not tokens:
+            raise UsageError("the prompt is empty")
+        if len(tokens) > n_ctx:
+            raise UsageError(f"the prompt has {len(tokens)} tokens, the context only {n_ctx}; --ctx makes it larger")
+        self.interrupts.check()
+        from bankml.forward import Weights
+
+        self.weights = Weights.open(path, gpu=False, threads=args.threads)
+        caches = self.weights.caches(kind, n_ctx=n_ctx)
+        self.generation = Generation(
+            self.weights, tokenizer, caches, tokens, self.sampler,
+            n_ctx=n_ctx, max_tokens=args.max, stop=args.stop, n_ubatch=args.ubatch,
+        )  # fmt: skip
+        self.loaded_at = time.monotonic()
+
+    def write(self):
+        """Generate to the end; unless --json, write and flush whole characters as they come."""
+        for step in self.generation:
+            if step.text and not self.args.json:
+                with self.interrupts.held():
+                    self._put(step.text)
+            self.interrupts.check()
+
+    def _put(self, text):
+        self.written += text
+        shown = text.translate(CONTROL) if self.on_terminal else text
+        sys.stdout.buffer.write(shown.encode())
+        sys.stdout.buffer.flush()
+
+    def break_off(self):
+        """After an interrupt: whatever of the answer is not on stdout yet goes there."""
+        self.interrupted = self.generation is None or self.generation.finish_reason is None
+        if self.generation is not None and not self.args.json:
+            self._put(self.generation.text[len(self.written) :])
+
+    def end(self):
+        """The JSON object, and the statistics."""
+        if self.args.json:
+            sys.stdout.buffer.write(json.dumps(self.report()).encode() + b"\n")
+            sys.stdout.buffer.flush()
+        elif self.on_terminal and not self.written.endswith("\n"):
+            print(flush=True)
+        say(statistics(self.report(), getattr(self.weights, "threads", None)))
+
+    def report(self) -> dict:
+        """The object `--json` prints; seconds with microseconds."""
+        generation, now = self.generation, time.monotonic()
+        first = generation.first_token_at if generation else None
+        seconds = {
+            "load_s": (self.loaded_at or now) - self.started,
+            "prompt_s": generation.prompt_s if generation else 0.0,
+            "decode_s": generation.decode_s if generation else 0.0,
+            "first_token_s": None if first is None else first - self.started,
+        }
+        return {
+            "text": generation.text if generation else "",
+            "tokens": generation.tokens if generation else [],
+            "seed": self.sampler.seed if self.sampler else self.args.seed,
+            "finish_reason": "interrupted" if self.interrupted else generation.finish_reason,
+            "prompt_tokens": self.n_prompt,
+            "completion_tokens": len(generation.tokens) if generation else 0,
+            **{name: value if value is None else round(value, 6) for name, value in seconds.items()},
+            "devices": list(self.weights.devices) if self.weights else [],
+        }
+
+
+def statistics(report, threads) -> str:
+    """The line that ends a run."""
+    parts = [f"load {report['load_s']:.2f} s"]
+    if report["first_token_s"] is None:
+        parts.append(f"prompt {report['prompt_tokens']} tokens")
+    else:
+        parts.append(f"prompt {report['prompt_tokens']} tokens at {_rate(report['prompt_tokens'], report['prompt_s'])}")
+        parts.append(f"first token at {report['first_token_s']:.2f} s")
+    decoded = report["completion_tokens"]
+    parts.append(
+        f"answer {decoded} tokens at {_rate(decoded - 1, report['decode_s'])}"
+        if decoded > 1
+        else f"answer {decoded} tokens"
+    )
+    parts.append(f"seed {report['seed']}")
+    if threads:
+        parts.append(f"{threads} threads")
+    if report["finish_reason"] != "stop":
+        parts.append({"length": "stopped at the limit", "interrupted": "interrupted"}[report["finish_reason"]])
+    return ", ".join(parts)
+
+
+def _rate(tokens, seconds):
+    return f"{tokens / seconds:.1f} tokens/s" if seconds > 0 else "no time at all"
+
+
+def read_prompt(args) -> bytes:
+    """The prompt's bytes: the argument, FILE less one newline at its end, or all of stdin."""
+    if args.file is not None:
+        if args.prompt is not None:
+            raise UsageError("give the prompt either as an argument or with -f, not both")
+        try:
+            with open(args.file, "rb") as file:
+                return file.read().removesuffix(b"\n")
+        except OSError as error:
+            raise UsageError(f"{args.file}: {error.strerror}") from None
+    if args.prompt not in (None, "-"):
+        return os.fsencode(args.prompt)
+    if sys.stdin is None or (args.prompt is None and sys.stdin.isatty()):
+        raise UsageError("no prompt: give it as an argument, with -f FILE, or on stdin")
+    data = sys.stdin.buffer.read()
+    if not data:
+        raise UsageError("no prompt: stdin is empty")
+    return data
+
+
+def render(header, prompt: bytes, args) -> bytes:
+    """The prompt as a user message in the model's chat template."""
+    from bankml import chat
+
+    messages = [{"role": "user", "content": prompt.decode("utf-8", "surrogateescape")}]
+    if args.system is not None:
+        messages.insert(0, {"role": "system", "content": args.system})
+    options = {"enable_thinking": False} if args.no_think else {}
+    # Bytes that are not UTF-8 come out as they went in; the tokenizer knows what to do with them.
+    return chat.render(messages, header, **options).encode("utf-8", "surrogateescape")
+
+
+def process_started() -> float:
+    """When this process began, on the clock of `time.monotonic`; now, where Linux does not tell."""
+    now = time.monotonic()
+    try:
+        with open("/proc/self/stat") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, AttributeError, IndexError):
+        return now
+    return now - age if 0 <= age < 3600 else now
