@@ -1,0 +1,118 @@
+"""Which attention kernel a micro-batch takes, as the reference chooses it, and that kernel's steps.
+
+The three kernels give different bits, so the choice is part of the result: `Split` for one row over 512 padded cells or
+more, `Tiled` for 64 rows or more, `Reference` otherwise.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bankml.cpu import pool as pools
+from bankml.cpu.attention_reference import attention_reference, cells_scratch_bytes
+from bankml.cpu.attention_split import PARTIAL, attention_chunks, attention_join
+from bankml.cpu.norm import f32_bits
+
+PADDING = 256  # the reference looks at its cache in steps of so many cells
+SPLIT_CELLS = 512  # padded cells from which one row is split
+TILED_ROWS = 64  # rows from which the tiled kernel runs
+MAX_CHUNKS = 64  # the most threads of the reference
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Reference, Tiled, or Split over `padded` cells with one chunk for each of the reference's `nth` threads."""
+
+    name: str
+    padded: int = 0
+    nth: int = 0
+
+    @classmethod
+    def reference(cls) -> "Kernel":
+        """Cell after cell, with a half-precision accumulator."""
+        return cls("reference")
+
+    @classmethod
+    def tiled(cls) -> "Kernel":
+        """Tiles of 64 cells, all in float32."""
+        return cls("tiled")
+
+    @classmethod
+    def split(cls, padded: int, nth: int) -> "Kernel":
+        """The reference kernel over chunks of the padded cells."""
+        return cls("split", padded, nth)
+
+
+def padded_kv(cells: int) -> int:
+    """The cells the reference looks at: a multiple of 256, at least 256."""
+    return max(1, -(-cells // PADDING)) * PADDING
+
+
+def kernel_for(rows: int, cells: int, llama_threads: int) -> Kernel:
+    """The kernel for a micro-batch of `rows`, whose own cells are the last of `cells`."""
+    padded = padded_kv(cells)
+    if rows == 1 and padded >= SPLIT_CELLS:
+        return Kernel.split(padded, llama_threads)
+    return Kernel.tiled() if rows >= TILED_ROWS else Kernel.reference()
+
+
+def _aligned(size):
+    return -(-size // 64) * 64
+
+
+def _work_bytes(n_head, n_head_kv, head_dim):
+    return _aligned(cells_scratch_bytes(n_head // n_head_kv, head_dim))
+
+
+def scratch_bytes(n_head: int, n_head_kv: int, head_dim: int, rows: int = 0) -> int:
+    """Bytes of scratch per thread, a multiple of 64, for any kernel; partial results of a split lie in the first's."""
+    partials = 4 * n_head * MAX_CHUNKS * (PARTIAL + head_dim)
+    return _work_bytes(n_head, n_head_kv, head_dim) + _aligned(partials)
+
+
+def attention_steps(kernel: Kernel, shape, q: np.ndarray, out: np.ndarray, scratch: np.ndarray, per_thread: int):
+    """The steps of `kernel`: q, float32 (rows, n_head * head_dim), at positions pos + row over cells 0 to pos + row.
+
+    shape: n_head, n_head_kv and head_dim; scratch: bytes for every thread, `per_thread` (of `scratch_bytes`) each.
+    """
+    base = scratch.ctypes.data + -scratch.ctypes.data % 64
+    scale = f32_bits(np.float32(1) / np.sqrt(np.float32(shape.head_dim)))
+    sizes = [shape.n_head, shape.n_head_kv, shape.head_dim, scale, base, per_thread]
+    if kernel.name == "split":
+        partials = base + _work_bytes(shape.n_head, shape.n_head_kv, shape.head_dim)
+        chunks = [0, 0, 0, 0, q.ctypes.data, *sizes, partials, kernel.padded, kernel.nth]
+        joined = [0, 0, 0, 0, partials, out.ctypes.data, shape.n_head, shape.head_dim, kernel.nth]
+        return [(attention_chunks, True, chunks), (attention_join, True, joined)]
+    words = [0, 0, 0, 0, q.ctypes.data, q.strides[0], out.ctypes.data, out.strides[0], *sizes]
+    return [(_KERNELS[kernel.name], True, words)]
+
+
+_KERNELS = {"reference": attention_reference}
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What `attention_steps` needs of a model's shape."""
+
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+
+
+def attention(q, k, v, *, kernel: Kernel, pool: pools.Pool | None = None) -> np.ndarray:
+    """Causal attention of the last rows of a sequence, on `pool` or on the calling thread.
+
+    q: float32 (tokens, heads, size); k, v: half bits (cells, KV heads, size), the tokens' own cells last.
+    Returns float32 (tokens, heads, size).
+    """
+    tokens, n_head, size = q.shape
+    shape = Heads(n_head, k.shape[1], size)
+    rows = np.ascontiguousarray(q, np.float32).reshape(tokens, -1)
+    k, v = np.ascontiguousarray(k), np.ascontiguousarray(v)
+    out = np.empty_like(rows)
+    per_thread = scratch_bytes(n_head, k.shape[1], size, tokens)
+    scratch = np.empty((pool.threads if pool else 1) * per_thread + 64, np.uint8)
+    first = [tokens, len(k) - tokens, k.ctypes.data, v.ctypes.data]
+    steps = attention_steps(kernel, shape, rows, out, scratch, per_thread)
+    pools.run_steps(*((code, wait, [*first, *words[4:]]) for code, wait, words in steps), pool=pool)
+    return out.reshape(q.shape)
