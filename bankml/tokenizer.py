@@ -381,6 +381,21 @@ def _is_valid(text: str) -> bool:
     return text.isascii() or not any("\ud800" <= character < "\ue000" for character in text)
 
 
+def end_texts(kv) -> tuple[str, str, bool, bool]:
+    """What a chat template needs of a vocabulary: the texts of the start and end tokens ("" for none), and whether they are added."""
+    texts, added, tokens = [], [], kv.get("tokenizer.ggml.tokens", ())
+    types = _attributes(kv, len(tokens)) if len(tokens) else []
+    for name in ("bos", "eos"):
+        token = kv.get(f"tokenizer.ggml.{name}_token_id")
+        found = isinstance(token, int) and not isinstance(token, bool) and 0 <= token < len(tokens)
+        text = tokens[token].decode("utf-8", "replace") if found else ""
+        if found and types[token] == NORMAL:
+            text = b"".join(_shown(text)).decode("utf-8", "replace")
+        texts.append(text)
+        added.append(found and _flag(kv, f"add_{name}_token"))
+    return *texts, *added
+
+
 def _cut(raw: bytes, text: bytes, token: int, strip_right: int) -> Iterator[int | bytes]:
     """One piece of raw text, cut at every occurrence of a special token's text."""
     first, *rest = raw.split(text)
