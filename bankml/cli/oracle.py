@@ -1,5 +1,6 @@
 """`bankml oracle`: fetch the reference library; compare a model's every layer and logit with it, bit for bit."""
 
+import argparse
 import json
 import os
 import sys
@@ -33,10 +34,9 @@ def arguments(parser):
 def _count(least):
     def count(text):
         if not (text.isascii() and text.isdigit() and int(text) >= least):
-            raise ValueError
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of {least} or more")
         return int(text)
 
-    count.__name__ = f"number of {least} or more"
     return count
 
 

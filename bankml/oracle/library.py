@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import struct
 import subprocess
 import tarfile
 import tempfile
@@ -134,6 +135,18 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _check_whole(path: Path):
+    """Refuse a cut library, which the loader would map and then die of: an ELF file ends with its section headers."""
+    with open(path, "rb") as file:
+        head = file.read(64)
+    if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
+        raise UsageError(f"{path} is not an x86-64 library, so the reference does not load")
+    (start,) = struct.unpack_from("<Q", head, 40)  # e_shoff
+    size, count = struct.unpack_from("<2H", head, 58)  # e_shentsize, e_shnum
+    if start + size * count > path.stat().st_size:
+        raise UsageError(f"{path} is cut short, so the reference does not load; fetch it again")
+
+
 class Reference:
     """The loaded library: `api` holds its bound functions, `paths` its files, `variant` its CPU build."""
 
@@ -141,6 +154,7 @@ class Reference:
         self.paths, self.variant = paths, variant
         handles = {}
         for part, mode in (("base", ctypes.RTLD_GLOBAL), ("ggml", ctypes.RTLD_GLOBAL), ("llama", 0), ("cpu", 0)):
+            _check_whole(paths[part])
             try:
                 handles[part] = ctypes.CDLL(str(paths[part]), mode=mode)
             except OSError as error:
