@@ -1,0 +1,67 @@
+"""How a matrix product is cut into work: groups of adjacent rows that one kernel call computes, and column tiles.
+
+A group holds `size` rows. The last group of a matrix overlaps the one before it, and only its new rows are written; a
+matrix of fewer than `size` rows is computed one row at a time (a row stride of 0 puts that row in every lane).
+"""
+
+from bankml.cpu.compile import inner
+from bankml.cpu.floats import load_f32, store_f32
+
+ITEMS_PER_THREAD = 8  # work items a thread should find, so that a slow one does not hold up the others
+
+
+@inner
+def share(total, thread, threads):
+    """The half-open range of `total` units that is this thread's."""
+    return total * thread // threads, total * (thread + 1) // threads
+
+
+@inner
+def group_count(rows, size):
+    """Groups that cover `rows` rows."""
+    return rows if rows < size else (rows + size - 1) // size
+
+
+@inner
+def group_start(group, rows, size):
+    """The first row that a group computes."""
+    return group if rows < size else min(group * size, rows - size)
+
+
+@inner
+def group_stride(row_bytes, rows, size):
+    """The row stride for the kernel: 0 where rows are computed one at a time."""
+    return 0 if rows < size else row_bytes
+
+
+@inner
+def write_group(results, columns, group, rows, size, out, out_stride, residual, residual_stride):
+    """Move a group's new rows from results, float32 (columns, size), to out[column, row], plus the residual if any."""
+    first, skip, count = group, 0, 1
+    if rows >= size:
+        first = group * size
+        count = min(size, rows - first)
+        skip = size - count if first > 0 else 0
+    for column in range(columns):
+        source = results + 4 * (column * size + skip)
+        target = out + column * out_stride + 4 * first
+        if residual == 0:
+            for row in range(count):
+                store_f32(target + 4 * row, load_f32(source + 4 * row))
+        else:
+            addend = residual + column * residual_stride + 4 * first
+            for row in range(count):
+                store_f32(target + 4 * row, load_f32(source + 4 * row) + load_f32(addend + 4 * row))
+
+
+@inner
+def even_tile(n, most):
+    """Columns per tile when n columns go into the fewest tiles of at most `most`."""
+    tiles = (n + most - 1) // most
+    return (n + tiles - 1) // tiles
+
+
+@inner
+def chunk_of(groups, tiles, threads):
+    """Row groups per work item: whole tiles where there are many, else enough items for every thread."""
+    return max(1, min(groups, groups * tiles // (ITEMS_PER_THREAD * threads)))
