@@ -20,7 +20,7 @@ from bankml.blocks import Q2_0, RUNNABLE, TYPES, BlockType, names
 from bankml.errors import NeedMore, Refused, UsageError
 from bankml.gguf_values import ARRAY, SCALARS, STRING, Strings, Text, Values, printable
 
-MAX_COUNT = 1 << 16  # tensors, and keys, of one file
+MAX_COUNT = 1 << 14  # tensors, and keys, of one file
 MAX_KEY = (1 << 16) - 1  # bytes of a key, as the format's description has it
 MAX_KEYS_BYTES = 1 << 24  # bytes of all keys together
 MAX_TEXT = 1 << 24  # bytes of one string value that is not in an array

@@ -93,3 +93,7 @@ class Values(Mapping):
 
     def kind(self, key: str) -> str | None:
         return self._kinds.get(key)
+
+    def nbytes(self, key: str) -> int:
+        """Bytes of a string value, without reading it."""
+        return self._values[key].size

@@ -9,10 +9,14 @@ from bankml.gguf import Header, check_spans, printable, read_header
 from bankml.plan import Plan, plan
 
 TEMPLATE_KEY = "tokenizer.chat_template"
-MAX_CHECKED = 1 << 16  # characters; a longer template is not looked at for its syntax, which would take its time
+MAX_CHECKED = 1 << 16  # bytes; a longer template is not looked at for its syntax, which would take its time
+MAX_TEMPLATES = 1 << 22  # bytes of all templates
 
-# An attribute with two underscores is how a template leaves its sandbox, and nothing a prompt needs.
-_INTERNAL = re.compile(r"__[A-Za-z0-9_]+__")
+# How a template leaves a sandbox: the attributes that lead from any object to Python's own. No prompt needs one.
+_INTERNAL = re.compile(
+    r"__(?:class|globals|builtins|subclasses|mro|bases?|init|new|import|dict|code|closure|func|self|module|wrapped|"
+    r"getattr|getattribute|getitem|call|reduce|reduce_ex|loader|spec|init_subclass|subclasshook)__"
+)
 
 
 @dataclass
@@ -72,28 +76,22 @@ def guard(path, *, template: bool = True) -> Verdict:
 
 def check_template(header: Header) -> tuple[list[str], list[str]]:
     """What the guard says of the chat templates: (reasons to refuse, notes)."""
+    keys = [key for key in header.kv if key.startswith(TEMPLATE_KEY) and header.kv.kind(key) == "str"]
+    total = sum(header.kv.nbytes(key) for key in keys)
+    if total > MAX_TEMPLATES:
+        return [f"{TEMPLATE_KEY}: the templates have {total} bytes; {MAX_TEMPLATES} is the most"], []
     reasons, notes = [], []
-    for key in header.kv:
-        if not key.startswith(TEMPLATE_KEY) or header.kv.kind(key) != "str":
-            continue
+    for key in keys:
         text = header.kv[key]
         if internal := _INTERNAL.search(text):
-            reasons.append(f"{printable(key[:80])} reaches for Python internals: {printable(internal[0][:64])}")
-        elif len(text) <= MAX_CHECKED and (error := _syntax_error(text)):
-            notes.append(f"{printable(key[:80])} is broken, chat will not work: {error}")
+            reasons.append(f"{printable(key[:80])} reaches for Python internals: {internal[0]}")
+        elif key == TEMPLATE_KEY and len(text) <= MAX_CHECKED:
+            notes += _broken(text)
     return reasons, notes
 
 
-def _syntax_error(text: str) -> str | None:
-    """What is wrong with a template, None if Jinja can read it (with the tags and filters a chat template may use)."""
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def _broken(text: str) -> list[str]:
+    """A note for each thing that keeps the template from being run; plain completion does not need it."""
+    from bankml.chat import template_problems
 
-    environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
-    try:
-        environment.parse(text)
-    except TemplateError as error:
-        return printable(f"line {getattr(error, 'lineno', '?')}: {error.message}")
-    except RecursionError:
-        return "it is nested too deep"
-    return None
+    return [f"{printable(problem)}; plain completion works" for problem in template_problems(text)]

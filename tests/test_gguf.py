@@ -443,8 +443,8 @@ BIG = {
     "u8 array of 2^30": (array_of(0, 2**30), 2**31),
     "string array of 2^27": (array_of(8, 2**27), 2**31),
     "string value of 2^30": (claim(text("k") + struct.pack("<iQ", 8, 2**30)), 2**31),
-    "keys of 64 KB": (claim(b"", n_kv=2**16), 2**31),
-    "65536 tensors": (claim(n_kv=0, n_tensors=2**16), 2**31),
+    "keys of 64 KB": (claim(b"", n_kv=2**14), 2**31),
+    "16384 tensors": (claim(n_kv=0, n_tensors=2**14), 2**31),
     "a string of 2^30 in an array": (array_of(8, 2, text("") + struct.pack("<Q", 2**30)), 2**31),
 }
 

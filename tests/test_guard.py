@@ -1,5 +1,7 @@
 """The guard's verdicts: order of what it looks at, and chat templates."""
 
+import time
+
 import pytest
 
 from bankml.errors import NeedMore, Refused
@@ -77,9 +79,25 @@ def test_a_second_template_is_looked_at_too(path):
 def test_a_broken_template_is_only_noted(path, text):
     verdict = judged(path, {"tokenizer.chat_template": ("str", "{% if a %}" + text)})
     assert verdict.verdict == "play"
-    assert len(verdict.notes) == 1 and "tokenizer.chat_template is broken, chat will not work: " in verdict.notes[0]
+    (note,) = verdict.notes
+    assert note.startswith("the chat template ") and note.endswith("; plain completion works")
 
 
 def test_a_template_nested_too_deep(path):
     verdict = judged(path, {"tokenizer.chat_template": ("str", "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}")})
     assert verdict.verdict == "play" and "nested too deep" in verdict.notes[0]
+
+
+def test_words_between_underscores_are_no_internals(path):
+    verdict = judged(
+        path, {"tokenizer.chat_template": ("str", GOOD + "__assistant__ {% generation %}{% endgeneration %}")}
+    )
+    assert (verdict.verdict, verdict.notes) == ("play", [])
+
+
+def test_a_flood_of_templates(path):
+    """200 templates of 64 KB: refused for their size, and quickly."""
+    start = time.monotonic()
+    verdict = judged(path, {f"tokenizer.chat_template.{i}": ("str", "{{a}}" * 13000) for i in range(200)})
+    assert verdict.verdict == "refuse" and "the templates have 13000000 bytes" in verdict.reasons[0]
+    assert time.monotonic() - start < 1

@@ -4,7 +4,7 @@ import json
 import math
 
 from bankml.errors import NeedMore, Refused
-from bankml.gguf import Header, check_spans, printable, read_header
+from bankml.gguf import Header, check_spans, printable
 from bankml.guard import TEMPLATE_KEY, Verdict, guard
 
 # What is printed of the hyper-parameters: a title, and the keys after the architecture's name.
@@ -29,7 +29,8 @@ def arguments(parser):
 
 
 def run(args) -> int:
-    facts = summary(read_header(args.file), guard(args.file))
+    verdict = guard(args.file)
+    facts = summary((verdict if verdict.header else verdict.check()).header, verdict)
     if args.json:
         print(json.dumps(facts))
         return 0

@@ -9,7 +9,7 @@ import sys
 
 from bankml.blocks import CONVERTIBLE
 from bankml.errors import Refused, UsageError
-from bankml.gguf import Header, check_spans, read_header
+from bankml.gguf import Header, check_spans
 from bankml.guard import guard
 from bankml.plan import Arch
 
@@ -28,9 +28,9 @@ def arguments(parser):
 def run(args) -> int:
     if args.sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", args.sha256):
         raise UsageError(f"--sha256 {args.sha256}: a SHA-256 has 64 hexadecimal digits")
-    header = read_header(args.file)
+    verdict = guard(args.file)
+    header, reasons = (verdict if verdict.header else verdict.check()).header, verdict.reasons
     check_spans(header)
-    reasons = guard(args.file).reasons
     _check_scope(header, reasons)
     if reasons:
         print(f"bankml: note: whole, but not to be played as it is: {'; '.join(reasons)}", file=sys.stderr)
