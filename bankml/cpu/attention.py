@@ -11,12 +11,14 @@ import numpy as np
 from bankml.cpu import pool as pools
 from bankml.cpu.attention_reference import attention_reference, cells_scratch_bytes
 from bankml.cpu.attention_split import PARTIAL, attention_chunks, attention_join
+from bankml.cpu.attention_tiled import attention_tiled, tiled_scratch_bytes
 from bankml.cpu.norm import f32_bits
 
 PADDING = 256  # the reference looks at its cache in steps of so many cells
 SPLIT_CELLS = 512  # padded cells from which one row is split
 TILED_ROWS = 64  # rows from which the tiled kernel runs
 MAX_CHUNKS = 64  # the most threads of the reference
+PADDED_WORD = 12  # where the first of the split's steps is told how many padded cells there are
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ def _aligned(size):
 
 
 def _work_bytes(n_head, n_head_kv, head_dim):
-    return _aligned(cells_scratch_bytes(n_head // n_head_kv, head_dim))
+    group = n_head // n_head_kv
+    return _aligned(max(cells_scratch_bytes(group, head_dim), tiled_scratch_bytes(group, head_dim)))
 
 
 def scratch_bytes(n_head: int, n_head_kv: int, head_dim: int, rows: int = 0) -> int:
@@ -87,7 +90,7 @@ def attention_steps(kernel: Kernel, shape, q: np.ndarray, out: np.ndarray, scrat
     return [(_KERNELS[kernel.name], True, words)]
 
 
-_KERNELS = {"reference": attention_reference}
+_KERNELS = {"reference": attention_reference, "tiled": attention_tiled}
 
 
 @dataclass(frozen=True)
