@@ -4,6 +4,7 @@
 where a key comes twice: kinds are "u32", "f32", "str", ... and "arr[u32]", "arr[str]", ... `tensors` are `T`s.
 """
 
+import random
 import struct
 from dataclasses import dataclass
 
@@ -120,3 +121,9 @@ def split(kv, tensors, count: int) -> list[bytes]:
         own = {"split.no": ("u16", i), "split.count": ("u16", count), "split.tensors.count": ("i32", len(tensors))}
         parts.append(gguf((kv if i == 0 else {}) | own, tensors[i * share : (i + 1) * share]))
     return parts
+
+
+def filled(tensors):
+    """The tensors with bytes of their own, from a seed."""
+    source = random.Random(5)
+    return [T(t.name, t.dims, t.type, source.randbytes(len(t.bytes()))) for t in tensors]
