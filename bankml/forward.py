@@ -105,6 +105,25 @@ class Weights(Pieces):
                 cache.length = start + len(tokens)
         return np.concatenate(results)
 
+    def logits(self, result_norm) -> np.ndarray:
+        """The output matrix times one row of result_norm, float32 (n_embd,): float32 (n_vocab,)."""
+        return self.logits_rows(np.asarray(result_norm).reshape(1, -1))[0]
+
+    def logits_rows(self, rows, n_ubatch=N_UBATCH) -> np.ndarray:
+        """The output matrix times rows of result_norm, float32 (n, n_embd): float32 (n, n_vocab).
+
+        One product per `n_ubatch` rows, counted from row 0, as in the call that made them with `Outputs.ALL`: for F16
+        one row and more rows take different product paths.
+        """
+        rows = np.ascontiguousarray(rows, np.float32).reshape(-1, self.shape.n_embd)
+        out = np.empty((len(rows), self.shape.n_vocab), np.float32)
+        with self._lock:
+            layers = self._layers_of(n_ubatch)
+            for first in range(0, len(rows), n_ubatch):
+                part = rows[first : first + n_ubatch]
+                self.pool.run(layers.logits_program(part, out[first : first + n_ubatch], self.plan.output))
+        return out
+
     def decode(self, caches, token: int) -> np.ndarray:
         """Run one token at the next position; returns its result_norm, float32 (n_embd,)."""
         return self.prefill(caches, (token,))
@@ -125,7 +144,8 @@ class Weights(Pieces):
     def _micro_batch(self, layers, caches, tokens, position, n_out, kernel, each, first):
         """One micro-batch through the model: whole, layer by layer (so that Ctrl-C is heard), or group by group."""
         program = layers.program(kernel)
-        program.set(tokens, position, n_out, caches)
+        layers.buffers.ids[: len(tokens)] = tokens
+        program.set(len(tokens), position, n_out, caches)
         if len(tokens) == 1 and each is None:
             self.pool.run(program.all)
         elif each is None:
@@ -133,8 +153,8 @@ class Weights(Pieces):
                 self.pool.run(part)
         else:
             for il, groups in program.by_group():
-                for group in groups:
-                    self.pool.run(group)
+                for _, records in groups:
+                    self.pool.run(records)
                 if 0 <= il < self.shape.n_layer:
                     rows = n_out if il == self.shape.n_layer - 1 else len(tokens)
                     each(il, first, layers.buffers.x[:rows].copy())
@@ -157,7 +177,9 @@ class Weights(Pieces):
         if not 1 <= n_ubatch <= MAX_UBATCH:
             raise UsageError(f"a micro-batch of {n_ubatch} tokens; it takes 1 to {MAX_UBATCH}")
         if len(caches) != self.shape.n_layer or len({len(cache) for cache in caches}) != 1:
-            raise UsageError(f"{len(caches)} caches of unequal length or number; this model has {self.shape.n_layer} layers")
+            raise UsageError(
+                f"{len(caches)} caches of unequal length or number; this model has {self.shape.n_layer} layers"
+            )
         if len(caches[0]) + len(tokens) > caches[0].capacity:
             raise UsageError(
                 f"{len(tokens)} tokens after {len(caches[0])} do not fit a context of {caches[0].capacity} tokens"

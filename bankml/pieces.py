@@ -5,7 +5,7 @@ Each runs the same steps as a whole run, on the pool. All arrays are float32 unl
 
 import numpy as np
 
-from bankml.cpu import products
+from bankml.cpu import pool, products
 from bankml.cpu.attention import Kernel
 
 
@@ -27,7 +27,11 @@ class Pieces:
 
     def quantize(self, x):
         """q8_0 form of x (n, k), k a multiple of 32: int8 (n, k) and float32 scales (n, k/32)."""
-        return products.quantized(self.pool, self.plan.wtype, np.ascontiguousarray(x, np.float32))
+        x = np.ascontiguousarray(x, np.float32)
+        activation = products.Activation(self.plan.wtype, *x.shape, self.threads)
+        ((fill, wait, words),) = activation.fill(x.ctypes.data, x.shape[1], x.strides[0])
+        self.pool.run(pool.program((fill, wait, [len(x), *words[1:]])))
+        return tuple(part.copy() for part in activation.q8(*x.shape))
 
     def mv(self, name, x) -> np.ndarray:
         """The matrix `name` times x (k,), by the one-column path: (rows,)."""
@@ -44,13 +48,13 @@ class Pieces:
     def qkv(self, il, caches, normed) -> np.ndarray:
         """Q of layer `il` for normed rows (n, n_embd) at the caches' next positions, heads normed and rotated.
 
-        K and V rows are written behind the cells of the layer's cache, whose length stays. Returns (n, heads * head_dim).
+        K and V rows are written behind the cells of the layer's cache, whose length stays. Returns (n, heads * size).
         """
         groups = [(-1, "rope_table"), (il, "attn_norm_q8"), (il, "qkv"), (il, "heads")]
         return self._run(len(normed), groups, "q", caches=caches, normed=normed)
 
     def attention(self, il, caches, q, kernel: Kernel) -> np.ndarray:
-        """Attention of rows q (n, heads * head_dim), of which row i sees the cells up to len(cache) + i: the same shape."""
+        """Attention of rows q (n, heads * size), of which row i sees the cells up to len(cache) + i: the same shape."""
         return self._run(len(q), [(il, "attention")], "attended", kernel=kernel, caches=caches, q=q)
 
     def ffn(self, il, x) -> np.ndarray:
@@ -66,7 +70,8 @@ class Pieces:
                 getattr(buffers, name)[:n] = rows
             program = layers.program(kernel or Kernel.reference())
             position = len(caches[0]) if caches else 0
-            program.set(np.zeros(n, np.int64) if tokens is None else tokens, position, n, caches)
+            buffers.ids[:n] = 0 if tokens is None else tokens
+            program.set(n, position, n, caches)
             for il, name in groups:
                 self.pool.run(program.group(il, name))
             return getattr(buffers, out)[:n].copy()

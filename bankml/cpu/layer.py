@@ -5,10 +5,13 @@ attention kernel; a run patches the row count, the position and the cache addres
 asked in one call without the GIL.
 """
 
+from itertools import pairwise
+
 import numpy as np
 
+from bankml.blocks import TYPES
 from bankml.cpu import pool
-from bankml.cpu.attention import Kernel, attention_steps, scratch_bytes
+from bankml.cpu.attention import PADDED_WORD, Kernel, attention_steps, scratch_bytes
 from bankml.cpu.embed import embed_step, last_rows_step
 from bankml.cpu.norm import rms_norm_step
 from bankml.cpu.products import Activation, product
@@ -46,14 +49,33 @@ class Layers:
     def __init__(self, plan, wmap, rows, threads):
         self.shape, self.wtype, self.map = plan.shape, plan.wtype, wmap
         self.buffers = Buffers(plan.shape, plan.wtype, rows, threads)
-        self.rope = Rope.of(plan.shape)
+        self.rope, self._block = Rope.of(plan.shape), TYPES[plan.wtype]
         self._programs = {}
 
     def program(self, kernel: Kernel) -> "Program":
-        """The program with that attention kernel, built on first use."""
-        if kernel not in self._programs:
-            self._programs[kernel] = Program(list(self._groups(kernel)), self.shape.n_layer)
-        return self._programs[kernel]
+        """The program with that attention kernel, built on first use; one serves a split of any length."""
+        key = (kernel.name, kernel.nth)
+        if key not in self._programs:
+            self._programs[key] = Program(list(self._groups(kernel)), self.shape.n_layer)
+        if kernel.padded:
+            self._programs[key].set_padded(kernel.padded)
+        return self._programs[key]
+
+    def logits_program(self, rows, out, output):
+        """The product of the matrix `output` with rows, float32 (n, n_embd), into out, float32 (n, n_vocab)."""
+        address, row_bytes = self._matrix(output)
+        steps = self.buffers.activation.fill(rows.ctypes.data, rows.shape[1], rows.strides[0])
+        code, words = product(
+            self.wtype,
+            address,
+            row_bytes,
+            out.shape[1],
+            rows.shape[1],
+            self.buffers.activation,
+            out.ctypes.data,
+            out.strides[0],
+        )
+        return pool.program(*((step, wait, [len(rows), *w[1:]]) for step, wait, w in [*steps, (code, True, words)]))
 
     def _groups(self, kernel):
         """(layer, name, steps) of the whole model; layer -1 comes before the first, n_layer after the last."""
@@ -101,14 +123,12 @@ class Layers:
         steps = []
         for name, out in outputs:
             address, row_bytes = self._matrix(name)
-            n_rows = out.shape[1]
-            width = self.map.width(name)
-            extra = () if residual is None else (residual.ctypes.data, residual.strides[0])
-            code, words = product(
-                self.wtype, address, row_bytes, n_rows, width, self.buffers.activation, out.ctypes.data, out.strides[0], *extra
-            )
-            steps.append((code, False, words))
-        steps[-1] = (steps[-1][0], True, steps[-1][2])
+            rows, width = out.shape[1], row_bytes // self._block.block_bytes * self._block.block_size
+            into = (out.ctypes.data, out.strides[0])
+            if residual is not None:
+                into += (residual.ctypes.data, residual.strides[0])
+            code, words = product(self.wtype, address, row_bytes, rows, width, self.buffers.activation, *into)
+            steps.append((code, len(steps) == len(outputs) - 1, words))
         return steps
 
 
@@ -126,7 +146,7 @@ class Program:
         for (il, _), (first, last) in spans.items():
             layer_of[first:last] = il
         bounds = np.searchsorted(layer_of, np.arange(-1, n_layer + 2))
-        self.layers = [self.all[a:z] for a, z in zip(bounds[:-1], bounds[1:], strict=True)]
+        self.layers = [self.all[a:z] for a, z in pairwise(bounds)]
         self._after_rows = spans[n_layer - 1, "out_rows"][1]
         self._out_rows = self._after_rows - 1
         touches = [self._span(name, layer_of) for name in ("heads", "attention")]
@@ -146,10 +166,13 @@ class Program:
         for il in range(-1, self.n_layer + 1):
             yield il, [(name, self.all[a:z]) for (layer, name), (a, z) in self._spans.items() if layer == il]
 
-    def set(self, ids_buffer, tokens, position, n_out, caches):
-        """Make the next run one of `tokens` at `position`, with `n_out` output rows, over these caches."""
-        n = len(tokens)
-        ids_buffer[:n] = tokens
+    def set_padded(self, cells):
+        """Make the split kernel, which this program must have, one over so many padded cells."""
+        firsts = [self._spans[il, "attention"][0] for il in range(self.n_layer)]
+        self.all[firsts, pool.ARGUMENTS + PADDED_WORD] = cells
+
+    def set(self, n, position, n_out, caches):
+        """Make the next run one of `n` rows at `position`, with `n_out` output rows, over these caches (or None)."""
         records = self.all
         records[: self._after_rows, ROWS] = n
         records[self._after_rows :, ROWS] = n_out
