@@ -1,7 +1,7 @@
 """F16 products with AVX-512. A zmm holds two rows of the tile, or two of the reference's four accumulators of a row."""
 
 from bankml.cpu.compile import inner
-from bankml.cpu.f16_dot import finish_dot
+from bankml.cpu.f16_eight import column_pointers, finish_dot, row_pointers
 from bankml.cpu.lanes import duplicate
 from bankml.cpu.simd import f32, i16, i64, vec, vector
 
@@ -13,8 +13,7 @@ TILE = 6
 @vector
 def dot_rows(b, w, stride, x, width, results):
     """Four rows times one column: accumulators 0|1 and 2|3 of a row in one zmm each."""
-    rows = [b.pointer(b.add(w, b.mul(stride, r))) for r in range(DOT_ROWS)]
-    ahead = b.pointer(b.add(w, b.mul(stride, DOT_ROWS)))
+    rows, ahead = row_pointers(b, w, stride, DOT_ROWS)
     column = b.pointer(x)
 
     def block(i, acc):
@@ -49,13 +48,8 @@ def _tile(count):
     """The kernel of eight rows and up to `count` columns; columns that are not there repeat the last one."""
 
     def tile(b, w, stride, x, columns, width, results):
-        rows = [b.pointer(b.add(w, b.mul(stride, r))) for r in range(GROUP)]
-        ahead = b.pointer(b.add(w, b.mul(stride, GROUP)))
-        last = b.ir.sub(columns, b.int(1))
-        places = []
-        for c in range(count):
-            index = b.ir.select(b.ir.icmp_signed("<", b.int(c), last), b.int(c), last)
-            places.append(b.pointer(b.add(x, b.mul(b.mul(index, width), 4))))
+        rows, ahead = row_pointers(b, w, stride, GROUP)
+        places = column_pointers(b, x, columns, width, count)
 
         def step(i, acc):
             acc, weights = list(acc), []
