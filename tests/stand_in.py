@@ -1,0 +1,88 @@
+"""The `bankml` command with a stand-in for the forward pass, run as a program: what it answers is known beforehand.
+
+    STAND_IN='{"answer": "text"}' python tests/stand_in.py generate -m MODEL ...
+
+MODEL is a file of `write_model`: 256 tokens for the bytes, then two control tokens. STAND_IN may also hold `load_s`,
+`prompt_s` and `token_s`, the seconds that each takes; "loading" and "prompting" are then told on stderr.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+ROOT = Path(__file__).resolve().parent.parent
+START, END, VOCABULARY = 256, 257, 258
+
+
+def write_model(path) -> Path:
+    """A whole tiny model whose vocabulary is the bytes; its weights are of no consequence here."""
+    from tests.gguf_writer import gguf, model
+    from tests.vocab import CONTROL, NORMAL, byte_characters
+
+    kv, tensors = model(vocab=VOCABULARY)
+    kv |= {
+        "tokenizer.ggml.tokens": ("arr[str]", [*byte_characters(), "<|im_start|>", "<|im_end|>"]),
+        "tokenizer.ggml.token_type": ("arr[i32]", [NORMAL] * 256 + [CONTROL] * 2),
+        "tokenizer.ggml.merges": ("arr[str]", []),
+        "tokenizer.ggml.eos_token_id": ("u32", END),
+    }
+    Path(path).write_bytes(gguf(kv, tensors))
+    return Path(path)
+
+
+class Weights:
+    """Logits that spell the answer, then the end token; the prompt asked for is in `prompt`."""
+
+    devices, threads = ["cpu"], 2
+
+    def __init__(self, answer, load_s=0.0, prompt_s=0.0, token_s=0.0, flat=False):
+        self.answer, self.flat = [*answer.encode("utf-8", "surrogateescape"), END], flat
+        self.prompt_s, self.token_s = prompt_s, token_s
+        self._tell("loading", load_s)
+
+    @staticmethod
+    def _tell(what, seconds):
+        if seconds:
+            print(what, file=sys.stderr, flush=True)
+            time.sleep(seconds)
+
+    def caches(self, kind=None, n_ctx=None):
+        return [[]]
+
+    def prefill(self, caches, tokens, each=None, n_ubatch=512):
+        self._tell("prompting", self.prompt_s)
+        if log := os.environ.get("STAND_IN_LOG"):
+            Path(log).write_text(json.dumps({"prompt": list(tokens), "n_ubatch": n_ubatch}))
+        caches[0].extend(tokens)
+        self.done = 0
+
+    def decode(self, caches, token):
+        time.sleep(self.token_s)
+        caches[0].append(token)
+        self.done += 1
+
+    def logits(self, result_norm):
+        import numpy as np
+
+        row = np.zeros(VOCABULARY, np.float32)
+        row[self.answer[self.done]] = 0 if self.flat else 50
+        row[END] = row[END] if row[END] else -50
+        return row
+
+
+def main():
+    sys.path.insert(0, str(ROOT))
+    from bankml.cli.main import console
+
+    script = json.loads(os.environ["STAND_IN"])
+    forward = ModuleType("bankml.forward")
+    forward.Weights = SimpleNamespace(open=lambda path, gpu=None, threads=None: Weights(**script))
+    sys.modules["bankml.forward"] = forward
+    console()
+
+
+if __name__ == "__main__":
+    main()

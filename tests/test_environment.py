@@ -1,0 +1,60 @@
+"""Environment variables: what is taken, and what is refused."""
+
+import pytest
+
+from bankml import environment
+from bankml.errors import UsageError
+
+GPU = {
+    "": "auto",
+    "auto": "auto",
+    "off": "off",
+    "none": "off",
+    "cpu": "off",
+    "0": [0],
+    "0,1": [0, 1],
+    "pocl": ["pocl"],
+    "NVIDIA H200, 1": ["NVIDIA H200", 1],
+}
+
+
+@pytest.mark.parametrize("value", GPU)
+def test_gpu(monkeypatch, value):
+    monkeypatch.setenv("BANKML_GPU", value)
+    assert environment.gpu() == GPU[value]
+    monkeypatch.setenv("BANKML_GPU", "off")
+    assert environment.gpu(value) == GPU[value]  # a flag beats the environment
+
+
+@pytest.mark.parametrize("value", [",", "0,,1", "-1", "auto,0", "1,off", "99999", "\x1b", "²"])
+def test_malformed_gpu(monkeypatch, value):
+    with pytest.raises(UsageError, match=r"--gpu is .* it takes auto"):
+        environment.gpu(value)
+    monkeypatch.setenv("BANKML_GPU", value)
+    with pytest.raises(UsageError, match="BANKML_GPU is"):
+        environment.check()
+
+
+def test_numbers(monkeypatch):
+    assert environment.gpu_share() is None and environment.gpu_limit() == 0.8
+    for text, share in (("0", 0.0), ("0.95", 0.95), ("", None)):
+        monkeypatch.setenv("BANKML_GPU_SHARE", text)
+        assert environment.gpu_share() == share
+    for text, limit in (("0.5", 0.5), ("7", 1.0), ("-3", 0.05), ("0", 0.05), ("", 0.8)):
+        monkeypatch.setenv("BANKML_GPU_LIMIT", text)
+        assert environment.gpu_limit() == limit
+
+
+@pytest.mark.parametrize("name", ["BANKML_GPU_SHARE", "BANKML_GPU_LIMIT"])
+@pytest.mark.parametrize("value", ["half", "nan", "0,5"])
+def test_what_is_no_number_is_refused(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=name):
+        environment.check()
+
+
+def test_shares_out_of_range_are_refused(monkeypatch):
+    for value in ("-0.1", "0.96", "inf"):
+        monkeypatch.setenv("BANKML_GPU_SHARE", value)
+        with pytest.raises(UsageError, match=r"0 to 0\.95"):
+            environment.gpu_share()
