@@ -58,6 +58,24 @@ MODELS = {
     "qwen3-q1_0-large-vocab": Shape("qwen3", "q1_0", True, head_dim=128, vocab=QWEN3_VOCAB, yarn=(4.0, 16384)),
 }
 
+_SMOLLM2 = {"n_embd": 576, "n_ff": 1536, "heads": 9, "kv_heads": 3, "layers": 30, "vocab": 49_152, "rope_base": 1e5}
+REAL = {  # SmolLM2-135M-Instruct, converted; `build_real` makes the files
+    "smollm2-f16": Shape("llama", "f16", True, eps=1e-5, **_SMOLLM2),
+    "smollm2-q2_0": Shape("llama", "q2_0", True, eps=1e-5, **_SMOLLM2),
+}
+
+
+def shape_of(name: str) -> Shape:
+    """The shape of a model of MODELS or REAL."""
+    return (MODELS | REAL)[name]
+
+
+def build_real(name: str, source: Path, folder, convert) -> Path:
+    """Make model `name` of REAL of SmolLM2's file with convert(source, target, "F16" or "Q2_0"); returns its path."""
+    path = Path(folder) / f"{name}.gguf"
+    convert(source, path, REAL[name].kind.upper())
+    return path
+
 
 def build(name: str, folder) -> Path:
     """Write model `name` of MODELS into `folder`, unless it is there; returns its path."""
@@ -197,7 +215,7 @@ class Run:
 
     def tokens(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """The prompt and the forced tokens (int32) of this run on model `name`."""
-        tokens = prompt(name, self.prompt + self.forced, MODELS[name].vocab)
+        tokens = prompt(name, self.prompt + self.forced, shape_of(name).vocab)
         return tokens[: self.prompt], tokens[self.prompt :]
 
 
@@ -208,11 +226,14 @@ _PROMPTS = (
 )
 _DECODES = (Run(240, forced=30), Run(495, forced=30))
 _SPLITS = tuple(Run(cells - 1, "none", 4, threads) for cells in (257, 513, 1100) for threads in (2, 3, 4))
+_REAL_RUNS = (Run(1), Run(20), Run(2, "all"), Run(20, "all"), Run(65, forced=4), Run(255, forced=3))
 _LARGE_RUNS = (Run(1), Run(20), Run(2, "all"), Run(255, forced=3))
 
 
 def runs(name: str) -> tuple[Run, ...]:
     """Every run of model `name`."""
+    if name in REAL:
+        return _REAL_RUNS
     if name.startswith("split-"):
         return _SPLITS
     return _LARGE_RUNS if MODELS[name].vocab > 100_000 else (*_PROMPTS, *_DECODES)
