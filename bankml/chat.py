@@ -114,7 +114,7 @@ class Template:
         without, opening = (self._run(messages, flag, tools, kwargs) for flag in (False, True))
         same = next((i for i, (a, b) in enumerate(zip(without, opening, strict=False)) if a != b), len(without))
         opening = opening[same:]
-        content = last["content"] if isinstance(last["content"], str) else "\n\n".join(_part_texts(last["content"]))
+        content = _joined(last["content"], "\n\n")
         thought = last.get("reasoning_content", "")
         goes_on = bool(last["content"]) or not thought
         start, end = self._thinking
@@ -145,8 +145,9 @@ class Template:
         if on.startswith(off):
             return (on[len(off) :], "") if on[len(off) :].strip() else ("", "")
         if off.startswith(on):
-            found = re.search(rf"({MARKER})\s*{MARKER}\s*$", off[len(on) :])
-            return (found[1] if found else "", off[len(on) :])
+            end = off[len(on) :]
+            found = re.search(rf"({MARKER})\s*$", on) if re.fullmatch(MARKER, end.strip()) else None
+            return (found[1] if found else "", end) if end.strip() else ("", "")
         found = re.search(rf"({MARKER})\s*({MARKER})\s*$", off.rpartition(on[-64:])[2])
         return (found[1], found[2]) if found else ("", "")
 
@@ -154,11 +155,11 @@ class Template:
         """The messages in the forms that this template takes."""
         roles = {"developer": "system"} if "<|channel|>" not in self.text else {}
         fitted = [message | {"role": roles.get(message["role"], message["role"])} for message in messages]
-        strings, parts = self._contents if any(isinstance(m["content"], list) for m in fitted) or fitted else (1, 0)
+        strings, parts = self._contents
         for message in fitted:
             content = message["content"]
             if isinstance(content, list) and not parts:
-                message["content"] = "\n".join(_part_texts(content)).removeprefix("\n")
+                message["content"] = _joined(content, "\n")
             elif isinstance(content, str) and parts and not strings:
                 message["content"] = [{"type": "text", "text": content}]
             if "tool_calls" in message and self._object_arguments:
@@ -178,7 +179,10 @@ class Template:
 
     @cached_property
     def _takes_system(self) -> bool:
-        shown = self._try([{"role": "system", "content": ANSWER}, {"role": "user", "content": USER}], True)
+        messages = [{"role": "system", "content": ANSWER}, {"role": "user", "content": USER}]
+        if self._contents == (False, True):
+            messages = [message | {"content": [{"type": "text", "text": message["content"]}]} for message in messages]
+        shown = self._try(messages, True)
         return bool(shown and ANSWER in shown)
 
     @cached_property
@@ -203,8 +207,14 @@ def _implied(variables) -> dict:
     return implied
 
 
-def _part_texts(parts) -> list[str]:
-    return [part["text"] for part in parts]
+def _joined(content, between) -> str:
+    """Text parts as one text; nothing stands between empty text and what follows it."""
+    if isinstance(content, str):
+        return content
+    text = ""
+    for part in content:
+        text += (between if text else "") + part["text"]
+    return text
 
 
 def _with_object(call) -> dict:

@@ -19,7 +19,7 @@ from jinja2.visitor import NodeTransformer
 
 from bankml.errors import Refused, UsageError
 from bankml.template_budget import TooCostly, budget
-from bankml.template_words import DICT_METHODS, FILTERS, TESTS, TEXT_METHODS, Missing, text_of
+from bankml.template_words import DICT_METHODS, FILTERS, OWN_TESTS, TESTS, TEXT_METHODS, Missing, printed, text_of
 
 MAX_TEMPLATE = 1 << 18  # characters
 MAX_BITS = 1 << 10  # of an integer
@@ -68,7 +68,7 @@ def _steps(values):
 
 
 def _concat(values):
-    texts = [text_of(value) for value in values]
+    texts = ["" if value is None else text_of(value) for value in values]
     budget.ask(sum(map(len, texts)))
     return "".join(texts)
 
@@ -132,12 +132,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             undefined=Missing,
-            finalize=lambda value: budget.keep(text_of(value)),
+            finalize=lambda value: budget.keep(printed(value)),
             extensions=[_Generation, "jinja2.ext.loopcontrols"],
             cache_size=0,
         )
         self.filters = {name: _guarded(function) for name, function in FILTERS.items()} | HIDDEN
-        self.tests = {name: self.tests[name] for name in TESTS if name in self.tests}
+        self.tests = {name: self.tests[name] for name in TESTS if name in self.tests} | OWN_TESTS
         self.globals = {
             "range": _range,
             "namespace": Namespace,
@@ -200,7 +200,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         budget.tick()
         texts = isinstance(left, str), isinstance(right, str)
         if operator == "+" and any(texts):
-            return budget.keep(_concat((_nothing(left), _nothing(right))))
+            return budget.keep(_concat((left, right)))
         if operator == "*" and any(texts):
             text, count = (left, right) if texts[0] else (right, left)
             budget.ask(len(text) * max(0, count))
@@ -216,10 +216,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(result, int) and result.bit_length() > MAX_BITS:
             raise TooCostly("makes too large a number")
         return result
-
-
-def _nothing(value):
-    return "" if value is None else value
 
 
 _sandbox = lru_cache(maxsize=1)(Sandbox)

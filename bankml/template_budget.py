@@ -45,6 +45,11 @@ class Budget(threading.local):
         if size > self.limit or size > self.left:
             raise TooCostly("makes too large a value")
 
+    def asked(self, size):
+        """`size`, after asking for it."""
+        self.ask(size)
+        return size
+
     def keep(self, value):
         """Count a value that was made; returns it."""
         self.ask(self.weigh(value))

@@ -37,6 +37,15 @@ def text_of(value) -> str:
     return str(value) if value is None or isinstance(value, (bool, int)) else f"<{type(value).__name__}>"
 
 
+def printed(value) -> str:
+    """What `{{ value }}` writes: texts and numbers, the items of a list one after the other, nothing for the rest."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (list, tuple)):
+        return "".join(map(printed, value))
+    return text_of(value) if isinstance(value, (bool, int, float)) else ""
+
+
 def _shown(value) -> str:
     if isinstance(value, str):
         return to_json(value) if "'" in value else f"'{value}'"
@@ -124,12 +133,16 @@ def _format(text, *values):
 
 
 def _indent(text, width=4, first=False, blank=False):
-    pad = width if isinstance(width, str) else None
+    """The reference's: empty lines at the start vanish unless `first`."""
+    pad = width if isinstance(width, str) else " " * budget.asked(max(width, 0))
     lines = text.split("\n")
-    budget.ask(len(text) + len(lines) * (len(pad) if pad is not None else max(width, 0)))
-    pad = " " * width if pad is None else pad
-    rest = [pad + line if line or blank else line for line in lines[1:]]
-    return "\n".join([pad + lines[0] if first else lines[0], *rest])
+    budget.ask(len(text) + len(lines) * len(pad))
+    ends = len(lines) > 1 and not lines[-1]
+    result = ""
+    for line in lines if lines[-1] else lines[:-1]:
+        fresh = not result
+        result += ("" if fresh else "\n") + (pad if (first if fresh else line or blank) else "") + line
+    return result + ("\n" + (pad if blank else "") if ends else "")
 
 
 def _join(values, d="", attribute=None):
@@ -221,7 +234,7 @@ FILTERS = {
     "count": _length,
     "default": _default,
     "d": _default,
-    "string": text_of,
+    "string": lambda value: to_json(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else text_of(value),
     "safe": text_of,
     "tojson": to_json,
     "join": _join,
@@ -243,7 +256,8 @@ FILTERS = {
     "int": _number(int),
     "float": _number(float),
 }
+OWN_TESTS = dict.fromkeys(("iterable", "sequence"), lambda value: isinstance(value, (list, tuple, str, Undefined)))
 TESTS = (
-    "boolean callable odd even false true divisibleby string integer float number iterable sequence mapping lower upper none defined "
+    "boolean callable odd even false true divisibleby string integer float number mapping lower upper none defined "
     "undefined eq equalto == ge >= gt greaterthan > lt lessthan < le <= ne != in test sameas filter"
 ).split()
