@@ -17,6 +17,7 @@ from bankml.cpu.simd import f32, i16, i32, vec, vector
 LANES = 16 if level() == "avx512" else 8
 CELLS, HEADS = (4, 2) if level() == "avx512" else (2, 1)  # cells and heads whose scores are computed together
 BLOCK = 64  # cells whose scores are kept at a time
+AHEAD = 16  # keys are asked for so many cells before they are needed, values when their keys are read
 STEP = 32  # values of a head in one step of the dot product
 
 
@@ -58,16 +59,20 @@ def _make_scores(name, heads):
     """
     parts = STEP // LANES
 
-    def scores(b, k, stride, remaining, q, steps, out, out_stride, scale):
+    def scores(b, k, stride, remaining, q, steps, out, out_stride, scale, from_k_to_v):
         last = b.ir.sub(remaining, b.int(1))
         cells = []
         for cell in range(CELLS):
             within = b.ir.icmp_signed("<", last, b.int(cell))
             cells.append(b.pointer(b.add(k, b.mul(stride, b.ir.select(within, last, b.int(cell))))))
+        coming = [b.pointer(b.add(k, b.mul(stride, AHEAD + cell))) for cell in range(CELLS)]
         queries = [b.pointer(b.add(q, b.mul(steps, 4 * STEP * head))) for head in range(heads)]
 
         def one(i, sums):
             sums = list(sums)
+            for cell in range(CELLS):
+                b.prefetch(b.at(coming[cell], b.mul(i, 2 * STEP)))
+                b.prefetch(b.at(cells[cell], b.add(b.mul(i, 2 * STEP), from_k_to_v)))
             for part in range(parts):
                 q_at = b.add(b.mul(i, 4 * STEP), 4 * LANES * part)
                 k_at = b.add(b.mul(i, 2 * STEP), 2 * LANES * part)
@@ -188,18 +193,34 @@ def _values(v, stride, weights, count, total, size):
 
 
 @inner
-def _block_scores(k, stride, count, q, heads, size, scores, scale):
+def _block_scores(k, v, stride, count, q, heads, size, scores, scale):
     for cell in range(0, count, CELLS):
         at, remaining, out = k + stride * cell, count - cell, scores + 4 * cell
         head = 0
         while heads - head >= HEADS:
             _scores_of_more(
-                at, stride, remaining, q + 4 * size * head, size // STEP, out + 4 * BLOCK * head, 4 * BLOCK, scale
+                at,
+                stride,
+                remaining,
+                q + 4 * size * head,
+                size // STEP,
+                out + 4 * BLOCK * head,
+                4 * BLOCK,
+                scale,
+                v - k,
             )
             head += HEADS
         if head < heads:
             _scores_of_one(
-                at, stride, remaining, q + 4 * size * head, size // STEP, out + 4 * BLOCK * head, 4 * BLOCK, scale
+                at,
+                stride,
+                remaining,
+                q + 4 * size * head,
+                size // STEP,
+                out + 4 * BLOCK * head,
+                4 * BLOCK,
+                scale,
+                v - k,
             )
 
 
@@ -244,7 +265,7 @@ def attend_cells(q, heads, k, v, stride, first, last, size, scale, scratch):
         store_f32(states + 8 * head + 4, np.float32(0))
     for cell in range(first, last, BLOCK):
         count = min(BLOCK, last - cell)
-        _block_scores(k + stride * cell, stride, count, queries, heads, size, scores, scale)
+        _block_scores(k + stride * cell, v + stride * cell, stride, count, queries, heads, size, scores, scale)
         for head in range(heads):
             at = scores + 4 * BLOCK * head
             _block_head(v + stride * cell, stride, count, at, totals + 4 * size * head, size, states + 8 * head)
