@@ -78,16 +78,6 @@ def largest_attention(rows: dict, il: int, shape) -> float:
     return float(shares.max(axis=1).mean())
 
 
-def recorded(stages) -> dict:
-    """Stage -> digests of its rows: one for all rows of a layer, one a row for result_norm and logits."""
-    rows = {}
-    for stage, part in stages:
-        rows.setdefault(stage, []).append(part)
-    joined = {stage: np.concatenate(parts) for stage, parts in rows.items()}
-    layer = {stage: record.digest(part) for stage, part in joined.items() if stage.startswith("l_out")}
-    return layer | {stage: record.row_digests(part) for stage, part in joined.items() if stage not in layer}
-
-
 def main(names):
     reference = library.load()
     with tempfile.TemporaryDirectory() as folder:
@@ -99,7 +89,9 @@ def main(names):
             with ReferenceModel(path, n_ctx=models.CONTEXT) as model:
                 facts = alive(model, name)
                 check_alive(facts)
-                entries = {str(run): recorded(models.reference_stages(model, name, run)) for run in models.runs(name)}
+                entries = {
+                    str(run): record.of_stages(models.reference_stages(model, name, run)) for run in models.runs(name)
+                }
             recording = {"stamp": record.stamp(reference), "model": models.sha256(path), "alive": facts}
             record.write(ROOT / "tests" / "golden" / "models" / f"{name}.json", recording | {"runs": entries})
             print(name, facts["largest_attention"], facts["logits_rows_changed_by_one_ulp"])

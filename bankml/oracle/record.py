@@ -33,6 +33,16 @@ def unequal_rows(recorded: str, rows: np.ndarray) -> list[int]:
     return [at // DIGITS for at in starts if recorded[at : at + DIGITS] != have[at : at + DIGITS]]
 
 
+def of_stages(stages) -> dict[str, str]:
+    """The entry of a run, from its (stage, rows): one digest for all rows of a layer, one a row for the others."""
+    rows: dict[str, list] = {}
+    for stage, part in stages:
+        rows.setdefault(stage, []).append(part)
+    joined = {stage: np.concatenate(parts) for stage, parts in rows.items()}
+    layer = {stage: digest(part) for stage, part in joined.items() if stage.startswith("l_out")}
+    return layer | {stage: row_digests(part) for stage, part in joined.items() if stage not in layer}
+
+
 def stamp(reference) -> dict:
     """What made a recording: the reference's build and hashes (`library.Reference`), the C library and the CPU."""
     return {
