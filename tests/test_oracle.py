@@ -130,6 +130,22 @@ def test_watching_changes_no_bit_and_the_result_is_repeatable(small_model):
         assert np.isfinite(model.decode(tokens[64:], "all").logits).all()
 
 
+def test_ctrl_c_ends_a_decode(small_model, monkeypatch):
+    with ReferenceModel(small_model, n_ctx=256) as model:
+        seen = []
+
+        def interrupted(tensor, ask):
+            seen.append(ask)
+            if len(seen) == 5:
+                raise KeyboardInterrupt
+            return False
+
+        monkeypatch.setattr(model, "_observe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.decode([1, 2, 3])
+        assert len(seen) == 5
+
+
 def test_a_missing_or_broken_model_is_said(reference, tmp_path):
     with pytest.raises(UsageError, match="no such file"):
         ReferenceModel(tmp_path / "missing.gguf")

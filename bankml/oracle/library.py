@@ -30,11 +30,14 @@ _PARTS = {  # what is needed -> the names it goes by: the npm package's first, t
 
 
 def home() -> Path:
-    """Where bankml keeps what it fetches: BANKML_HOME, else `bankml` in the user's data folder."""
+    """bankml's folder: BANKML_HOME, else `bankml` in the user's data folder."""
     if named := os.environ.get("BANKML_HOME"):
-        return Path(named).expanduser()
-    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(data) / "bankml"
+        return Path(named).expanduser().absolute()
+    data = os.environ.get("XDG_DATA_HOME", "")
+    try:
+        return (Path(data) if os.path.isabs(data) else Path.home() / ".local" / "share") / "bankml"
+    except RuntimeError:
+        raise UsageError("this user has no home folder; name one for bankml in BANKML_HOME") from None
 
 
 def fetched() -> Path:

@@ -60,8 +60,8 @@ class ReferenceModel:
         self.n_layer = self.api.llama_model_n_layer(self.model)
         self.n_embd = self.api.llama_model_n_embd(self.model)
         self.n_vocab = self.api.llama_vocab_n_tokens(self.api.llama_model_get_vocab(self.model))
-        self._callback = bindings.EVAL_CALLBACK(self._observe)  # kept for as long as the context may call it
-        self._watched, self._seen, self._nudge = frozenset(), {}, None
+        self._callback = bindings.EVAL_CALLBACK(self._observe_safely)  # kept for as long as the context may call it
+        self._watched, self._seen, self._nudge, self._raised = frozenset(), {}, None, None
         self.n_past = 0
         self._open(path, n_ctx, n_threads, cache, n_ubatch)
 
@@ -110,7 +110,11 @@ class ReferenceModel:
             wanted[-1 if outputs == "last" else 0 :] = 1
         names = self.stages() if watch is None else list(watch)
         self._watched, self._seen, self._nudge = frozenset(names), {name: [] for name in names}, nudge
-        if status := self.api.llama_decode(self.context, self._batch(tokens, wanted)):
+        status = self.api.llama_decode(self.context, self._batch(tokens, wanted))
+        if self._raised is not None:
+            raised, self._raised = self._raised, None
+            raise raised
+        if status:
             raise BankmlError(f"the reference's llama_decode of {len(tokens)} tokens failed with status {status}")
         self.n_past += len(tokens)
         rows = {name: _joined(parts) for name, parts in self._seen.items() if parts}
@@ -153,7 +157,17 @@ class ReferenceModel:
         ctypes.memmove(out.ctypes.data, self.api.llama_get_logits(self.context), out.nbytes)
         return out
 
-    def _observe(self, tensor, ask, user_data):
+    def _observe_safely(self, tensor, ask, user_data):
+        """`_observe`, from C, where nothing can be raised: an error (or Ctrl-C) ends the decode and is kept for it."""
+        try:
+            if self._raised is not None:
+                return ask
+            return self._observe(tensor, ask)
+        except BaseException as error:
+            self._raised = error
+            return ask  # to be asked for and then cancelled, or to cancel at once
+
+    def _observe(self, tensor, ask):
         """Called by the reference's scheduler for each node: first to ask, then with its values."""
         name = tensor.contents.name.decode()
         nudged = name == self._nudge
