@@ -97,6 +97,10 @@ class Activation:
         """The rows last filled, of `width` values each: int8 (n, width) and float32 scales (n, width/32)."""
         return self._q8_views(n, width or self.width)
 
+    def f32(self, n: int, width: int):
+        """The rows last filled for F16: float32 (n, width) of halves' values."""
+        return self._arrays[0].view(np.float32, (n, width))
+
     def _q8_views(self, n, width):
         return self._arrays[0].view(np.int8, (n, width)), self._arrays[1].view(np.float32, (n, width // 32))
 
@@ -128,8 +132,8 @@ def product(
     return activation.kind.product, words
 
 
-def mm(pool: Pool, wtype: int, weights: np.ndarray, x, residual=None, in_place=False) -> np.ndarray:
-    """weights uint8 (rows, row bytes) times x float32 (n, width) -> float32 (n, rows).
+def mm(pool: Pool, wtype: int, weights: np.ndarray, x, residual=None) -> np.ndarray:
+    """weights uint8 (rows, row bytes) times x float32 (n, width), plus the residual if any -> float32 (n, rows).
 
     x may also be q8_0 rows, a pair of int8 (n, width) and float32 (n, width/32).
     """
