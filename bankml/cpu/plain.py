@@ -1,5 +1,6 @@
-"""Scalar arithmetic for the kernels' plain twins, which state a float order and serve tests only."""
+"""Scalar arithmetic for the kernels' plain twins, which state a float order and serve tests; glibc's math."""
 
+import ctypes
 import math
 import struct
 
@@ -32,3 +33,13 @@ def sum8(v):
 def sum8_by_pairs(v):
     """((0+4)+(1+5)) + ((2+6)+(3+7)) of float32 (8,)."""
     return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7]))
+
+
+def libm(name, *arguments):
+    """float32 of glibc's `name`, a function of float32 arguments: expf, sinf, cosf, logf, powf."""
+    function = getattr(_LIBM, name)
+    function.restype, function.argtypes = ctypes.c_float, [ctypes.c_float] * len(arguments)
+    return np.float32(function(*arguments))
+
+
+_LIBM = ctypes.CDLL("libm.so.6")

@@ -4,7 +4,6 @@ The reference's binary fuses the YaRN mix, the magnitude term and the rotation i
 powf and logf; so does this.
 """
 
-import ctypes
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,16 +14,11 @@ from bankml.cpu.compile import inner, step
 from bankml.cpu.floats import arguments, bits_to_f32, cosf, fma, logf, sinf, store_f32
 from bankml.cpu.level import level
 from bankml.cpu.norm import f32_bits, norm_row
+from bankml.cpu.plain import fma32, libm
 from bankml.cpu.simd import f32, vec, vector
 
 LANES = 16 if level() == "avx512" else 8  # divides half a head, for heads are multiples of 32
 BETA_FAST, BETA_SLOW = 32.0, 1.0  # the reference's defaults, which no supported model changes
-
-
-def _libm(name, *arguments_):
-    function = getattr(ctypes.CDLL("libm.so.6"), name)
-    function.restype, function.argtypes = ctypes.c_float, [ctypes.c_float] * len(arguments_)
-    return np.float32(function(*arguments_))
 
 
 @dataclass(frozen=True)
@@ -52,20 +46,20 @@ class Rope:
             return np.float32(1)
         one, tenth = np.float32(1), np.float32(0.1)
         factor = one / (one / np.float32(self.yarn_factor))
-        scale = tenth * _libm("logf", factor) + one if factor > one else one
-        return scale * (one / (one + tenth * _libm("logf", factor)))
+        scale = tenth * libm("logf", factor) + one if factor > one else one
+        return scale * (one / (one + tenth * libm("logf", factor)))
 
     def correction(self) -> tuple[np.float32, np.float32]:
         """Where YaRN's ramp starts and ends, in pairs."""
         turn = np.float32(2) * np.float32(np.pi)
         length = [np.float32(self.n_ctx_orig) / (np.float32(beta) * turn) for beta in (BETA_FAST, BETA_SLOW)]
-        scale = np.float32(2) * _libm("logf", self.freq_base)
-        low, high = (np.float32(self.n_dims) * _libm("logf", x) / scale for x in length)
+        scale = np.float32(2) * libm("logf", self.freq_base)
+        low, high = (np.float32(self.n_dims) * libm("logf", x) / scale for x in length)
         return max(np.float32(0), np.floor(low)), min(np.float32(self.n_dims - 1), np.ceil(high))
 
     def words(self) -> list[int]:
         """What `rope_table` needs of it, six words."""
-        theta_scale = _libm("powf", self.freq_base, np.float32(-2) / np.float32(self.n_dims))
+        theta_scale = libm("powf", self.freq_base, np.float32(-2) / np.float32(self.n_dims))
         yarn = self.yarn_factor != 0
         low, high = self.correction() if yarn else (0, 0)
         scale = np.float32(1) / np.float32(self.yarn_factor) if yarn else 1
@@ -241,3 +235,25 @@ def store_step(shape, k: np.ndarray, v: np.ndarray, table: np.ndarray, weight: i
     keys = _heads_words(k, table, Rope.of(shape), weight, shape.rms_eps)
     values = [0, 0, 0, 0, v.ctypes.data, v.strides[0], v.shape[1]]
     return [(store_keys, False, keys), (store_values, True, values)]
+
+
+def rope_plain(rope: Rope, x, position) -> np.ndarray:
+    """`Rope.apply` of one head, float32 (size,), in scalar Python."""
+    _, theta_scale, scale, magnitude, low, high = rope.words()
+    theta_scale, scale, magnitude, low, high = np.array([theta_scale, scale, magnitude, low, high], "u4").view("f4")
+    one, half = np.float32(1), rope.n_dims // 2
+    if rope.yarn_factor:
+        magnitude = magnitude * fma32(np.float32(0.1), libm("logf", one / scale), one)
+    out, extrapolated = np.empty(rope.n_dims, np.float32), np.float32(position)
+    for pair in range(half):
+        theta = scale * extrapolated
+        if rope.yarn_factor:
+            reach = (np.float32(pair) - low) / max(np.float32(0.001), high - low)
+            mix = one - min(one, max(np.float32(0), reach))
+            theta = fma32(theta, one - mix, extrapolated * mix)
+        cosine, sine = libm("cosf", theta) * magnitude, libm("sinf", theta) * magnitude
+        first, second = (2 * pair, 2 * pair + 1) if rope.mode == "norm" else (pair, pair + half)
+        out[first] = fma32(x[first], cosine, -(x[second] * sine))
+        out[second] = fma32(x[first], sine, x[second] * cosine)
+        extrapolated = extrapolated * theta_scale
+    return out

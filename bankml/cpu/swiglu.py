@@ -6,6 +6,7 @@ from bankml.cpu import pool
 from bankml.cpu.compile import inner, step
 from bankml.cpu.floats import arguments, expf, load_f32, store_f32
 from bankml.cpu.level import level
+from bankml.cpu.plain import fma32, libm
 from bankml.cpu.simd import f32, i32, vec, vector
 
 LANES = 16 if level() == "avx512" else 8
@@ -146,3 +147,35 @@ def v_expf(x) -> np.ndarray:
     out = np.empty_like(padded)
     pool.run_steps((expf_row, True, [padded.size, 0, 0, 0, padded.ctypes.data, out.ctypes.data]))
     return out[: x.size].reshape(x.shape)
+
+
+def v_expf_plain(x) -> np.float32:
+    """`v_expf` of one value, in scalar Python."""
+
+    def number(text):
+        return np.float32(float.fromhex(text))
+
+    def power(exponent):
+        return np.array(exponent & 0xFFFFFFFF, "u4").view("f4")[()]
+
+    shifted = fma32(x, number("0x1.715476p+0"), number("0x1.8p23"))
+    n = shifted - number("0x1.8p23")
+    rest = fma32(-n, number("0x1.7f7d1cp-20"), fma32(-n, number("0x1.62e4p-1"), x))
+    exponent = int(shifted.view("u4")) << 23
+    square = rest * rest
+    high = fma32(number("0x1.0e4020p-7"), rest, number("0x1.573e2ep-5"))
+    low = fma32(number("0x1.555e66p-3"), rest, number("0x1.fffdb6p-2"))
+    j = fma32(fma32(high, square, low), square, number("0x1.ffffecp-1") * rest)
+    if not abs(n) > 126:
+        k = power(exponent + 0x3F800000)
+        return fma32(k, j, k)
+    part = 0x82000000 if n <= 0 else 0
+    first, second = power(part + 0x7F000000), power(exponent - part)
+    return first * first if abs(n) > 192 else fma32(second, j, second) * first
+
+
+def swiglu_plain(gate, up) -> np.ndarray:
+    """`swiglu` of one row, in scalar Python."""
+    whole = len(gate) // GROUP * GROUP
+    exps = [v_expf_plain(np.float32(0) - g) if i < whole else libm("expf", -g) for i, g in enumerate(gate)]
+    return np.array([g / (np.float32(1) + e) * u for g, e, u in zip(gate, exps, up, strict=True)], np.float32)
