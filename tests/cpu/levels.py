@@ -1,4 +1,4 @@
-"""Every CPU level is tested, each in a process of its own: the compiler's target is settled before Numba is imported."""
+"""Each CPU level is tested in a process of its own: the compiler's target is settled before Numba is imported."""
 
 import os
 import subprocess
