@@ -1,4 +1,4 @@
-"""F16 products with AVX2, FMA and F16C: two rows at once for one column, tiles of four rows and three columns."""
+"""F16 products with AVX2, FMA and F16C: twelve accumulators at most, for there are 16 registers."""
 
 from bankml.cpu.compile import inner
 from bankml.cpu.f16_eight import dot_in_eights, tile_in_eights
@@ -6,7 +6,7 @@ from bankml.cpu.simd import vector
 
 DOT_ROWS = 2
 GROUP = 4
-TILE = 3
+TILE = 6
 
 
 @vector
@@ -15,20 +15,27 @@ def dot_rows(b, w, stride, x, width, results):
     dot_in_eights(b, DOT_ROWS, w, stride, x, width, results)
 
 
-@vector
-def _tile_2(b, w, stride, x, columns, width, results):
-    tile_in_eights(b, GROUP, 2, w, stride, x, columns, width, results)
+def _tile(height, count):
+    """The kernel of `height` rows and up to `count` columns."""
+
+    def tile(b, w, stride, x, columns, width, results):
+        tile_in_eights(b, height, count, w, stride, x, columns, width, results, GROUP)
+
+    tile.__name__ = f"tile_{height}_{count}"
+    return vector(tile)
 
 
-@vector
-def _tile_3(b, w, stride, x, columns, width, results):
-    tile_in_eights(b, GROUP, 3, w, stride, x, columns, width, results)
+_tile_4_2, _tile_2_4, _tile_2_6 = (_tile(height, count) for height, count in ((4, 2), (2, 4), (2, 6)))
 
 
 @inner
 def tile_rows(w, stride, x, columns, width, results):
-    """results[column][row] of four rows and up to three columns; room for three is needed."""
-    if columns > 2:
-        _tile_3(w, stride, x, columns, width, results)
+    """results[column][row] of four rows and up to six columns; room for six is needed."""
+    if columns <= 2:
+        _tile_4_2(w, stride, x, columns, width, results)
+    elif columns <= 4:
+        for pair in range(2):
+            _tile_2_4(w + 2 * pair * stride, stride, x, columns, width, results + 8 * pair)
     else:
-        _tile_2(w, stride, x, columns, width, results)
+        for pair in range(2):
+            _tile_2_6(w + 2 * pair * stride, stride, x, columns, width, results + 8 * pair)

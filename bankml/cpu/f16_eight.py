@@ -55,20 +55,25 @@ def dot_in_eights(b, count, w, stride, x, width, results):
     finish_dot(b, [add(add(a[0], a[2]), add(a[1], a[3])) for a in fours], rows, column, width, results)
 
 
-def tile_in_eights(b, height, count, w, stride, x, columns, width, results):
-    """results[column][row] of `height` rows and up to `count` columns, one accumulator of eight lanes each."""
+def tile_in_eights(b, height, count, w, stride, x, columns, width, results, pitch=None):
+    """results[column][row] of `height` rows and up to `count` columns, one accumulator of eight lanes each.
+
+    pitch: the rows that a column of `results` has room for, if not `height`. Weights stay in registers while the
+    columns pass, which leaves 16 registers enough for twelve accumulators.
+    """
     rows, _ = row_pointers(b, w, stride, height)
     places = column_pointers(b, x, columns, width, count)
 
     def step(i, acc):
         acc = list(acc)
-        values = [b.load(b.at(place, b.mul(i, 32)), vec(f32, 8)) for place in places]
-        for r, row in enumerate(rows):
-            weights = b.half_to_f32(b.load(b.at(row, b.mul(i, 16)), vec(i16, 8)))
-            for c in range(count):
-                acc[height * c + r] = b.fma_exact_product(weights, values[c], acc[height * c + r])
+        weights = [b.half_to_f32(b.load(b.at(row, b.mul(i, 16)), vec(i16, 8))) for row in rows]
+        for c, place in enumerate(places):
+            values = b.load(b.at(place, b.mul(i, 32)), vec(f32, 8))
+            for r in range(height):
+                acc[height * c + r] = b.fma_exact_product(weights[r], values, acc[height * c + r])
         return acc
 
     acc = b.loop(b.ir.lshr(width, b.int(3)), [b.zero(f32, 8)] * (height * count), step)
     for i, v in enumerate(acc):
-        b.store(sum8(b, v), b.pointer(results, 4 * i), 4)
+        c, r = divmod(i, height)
+        b.store(sum8(b, v), b.pointer(results, 4 * (c * (pitch or height) + r)), 4)
