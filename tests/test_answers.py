@@ -132,6 +132,21 @@ def test_threads_and_micro_batches_change_nothing(tiny):
         assert report(tiny, "--max", "12", *flags, prompt)["tokens"] == want, flags
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "accepted", "code"),
+    [
+        ("BANKML_THREADS", "65", b"1 to 64", 1),
+        ("BANKML_LLAMA_THREADS", "two", b"1 to 64", 1),
+        ("BANKML_CPU", "sse9", b"avx512, avx2, generic", 1),
+        ("BANKML_CACHE_TYPE", "q8_0", b"f16", 2),
+    ],
+)
+def test_environment_values_that_are_refused(tiny, name, value, accepted, code):
+    done = generate(tiny, "hi", env={**os.environ, name: value})
+    assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (code, b"", 1), done.stderr
+    assert accepted in done.stderr
+
+
 def test_without_a_home(tiny):
     """D1: nothing can be made under /proc, whoever runs this."""
     want = report(tiny, "--max", "2", "hi")["tokens"]

@@ -1,15 +1,20 @@
 """The command's frame: help and its page, exit codes, one line per error, and how quickly it is there."""
 
+import json
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
+from bankml import benchmark
 from bankml.cli import main as frame
 from bankml.errors import BankmlError, NeedMore, Refused, UsageError
+from bankml.oracle import compare
 from testing import write_cli_docs
 from tests import documented
+from tests.gguf_writer import gguf, model
 
 
 def bankml(*arguments, **options):
@@ -42,6 +47,19 @@ def test_schemas_are_held_against_what_is_printed():
         assert documented.misfit(good | wrong, want) is not None, wrong
 
 
+def test_what_guard_bench_and_the_oracle_print_fits_their_schemas(tmp_path, capsys):
+    for content in (gguf(*model()), gguf(*model("bert")), b"GGU"):
+        path = tmp_path / "m.gguf"
+        path.write_bytes(content)
+        frame.main(["guard", "--json", str(path)])
+        documented.check(json.loads(capsys.readouterr().out), "bankml guard --json")
+    one = np.arange(4, dtype=np.float32).reshape(2, 2)
+    stages = compare.compare([("l_out-0", one), ("logits", one)], [("l_out-0", one), ("logits", one + 1)])
+    documented.check({"stages": [stage.as_dict() for stage in stages]}, "bankml oracle check --json")
+    row = benchmark.Row("bonsai", "decode", 32, 40.5, 17.25, 2, 2.35, 0.01, True)
+    documented.check(json.loads(json.dumps(benchmark.as_json([row]))), "bankml bench --json")
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -51,6 +69,7 @@ def test_schemas_are_held_against_what_is_printed():
         (NeedMore("a cut file"), 3),
         (FileNotFoundError(2, "No such file or directory", "x\ny"), 1),
         (OSError("nothing known"), 1),
+        (MemoryError(), 1),
         (KeyboardInterrupt(), 130),
     ],
 )

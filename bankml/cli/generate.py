@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import os
+import secrets
 import sys
 import time
 
@@ -172,7 +173,8 @@ class Answer:
     def __init__(self, args, interrupts):
         self.args, self.interrupts = args, interrupts
         self.started, self.loaded_at = process_started(), None
-        self.weights = self.generation = self.sampler = None
+        self.seed = secrets.randbelow(2**32 - 1) if args.seed is None else args.seed
+        self.weights = self.generation = None
         self.n_prompt, self.written, self.interrupted = 0, "", False
         self.on_terminal = not args.json and sys.stdout.isatty()
 
@@ -186,8 +188,8 @@ class Answer:
         from bankml.tokenizer import Tokenizer
 
         args = self.args
-        params = Params(args.temp, args.top_k, args.top_p, args.min_p, args.seed)
-        self.sampler, kind = Sampler(params), KvType.from_environment()
+        sampler = Sampler(Params(args.temp, args.top_k, args.top_p, args.min_p, self.seed))
+        kind = KvType.from_environment()
         prompt = read_prompt(args)
         path = models.resolve(args.model) if args.model is not None else models.default_model()
         verdict = guard(path, template=False).check()
@@ -208,7 +210,7 @@ class Answer:
         self.weights = Weights.open(path, gpu=False, threads=args.threads)
         caches = self.weights.caches(kind, n_ctx=n_ctx)
         self.generation = Generation(
-            self.weights, tokenizer, caches, tokens, self.sampler,
+            self.weights, tokenizer, caches, tokens, sampler,
             n_ctx=n_ctx, max_tokens=args.max, stop=args.stop, n_ubatch=args.ubatch,
         )  # fmt: skip
         self.loaded_at = time.monotonic()
@@ -255,7 +257,7 @@ class Answer:
         return {
             "text": generation.text if generation else "",
             "tokens": generation.tokens if generation else [],
-            "seed": self.sampler.seed if self.sampler else self.args.seed,
+            "seed": self.seed,
             "finish_reason": "interrupted" if self.interrupted else generation.finish_reason,
             "prompt_tokens": self.n_prompt,
             "completion_tokens": len(generation.tokens) if generation else 0,

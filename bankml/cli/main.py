@@ -3,6 +3,7 @@
 import argparse
 import os
 import platform
+import signal
 import sys
 from importlib import import_module
 
@@ -102,6 +103,9 @@ def main(argv=None) -> int:
     except OSError as error:
         _complain(f"bankml: {error.filename or 'input/output'}: {error.strerror or error}")
         return 1
+    except MemoryError:
+        _complain("bankml: out of memory; a smaller --ctx or model needs less")
+        return 1
     except KeyboardInterrupt:
         return INTERRUPTED
 
@@ -135,6 +139,7 @@ def console():
     """Entry point of the `bankml` script: leaves with the command's exit code."""
     _open_missing_streams()
     code = main()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while the interpreter ends, Ctrl-C is no KeyboardInterrupt any more
     try:
         sys.stdout.flush()
     except BrokenPipeError:
