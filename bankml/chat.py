@@ -1,8 +1,8 @@
 """Messages to a prompt, as the reference server's `/apply-template` makes it: the file's own Jinja template, or ChatML.
 
-Around the template stand the reference's rules (llama.cpp b11192, `common/chat.cpp`): what a message may hold, text parts joined by
-newlines, `developer` as `system`, tool arguments as objects, a last assistant message that is continued, and what `enable_thinking`
-is where nobody sets it.
+Around the template stand the reference's rules (llama.cpp b11192, `common/chat.cpp`): what a message may hold, text
+parts joined by newlines, `developer` as `system`, tool arguments as objects, a last assistant message that is
+continued, and what `enable_thinking` is where nobody sets it.
 """
 
 import json
@@ -26,8 +26,9 @@ MARKER = r"(?:<[^>]*>|\[[^\]]*\])"
 def render(messages, source=None, add_generation_prompt=True, tools=None, **kwargs) -> str:
     """The prompt for a list of messages.
 
-    `source` is a `Template`, a GGUF `Header`, a template's text, or None for ChatML. `kwargs` are the template's own variables, such as
-    `enable_thinking`. Raises UsageError for messages that cannot be rendered, Refused for a broken, hostile or too costly template.
+    `source` is a `Template`, a GGUF `Header`, a template's text, or None for ChatML. `kwargs` are the template's own
+    variables, such as `enable_thinking`. Raises UsageError for messages that cannot be rendered, Refused for a
+    broken, hostile or too costly template.
     """
     template = source if isinstance(source, Template) else Template.of(source)
     return template.render(messages, add_generation_prompt, tools, kwargs)
@@ -52,7 +53,7 @@ class Template:
         """From a header, a template's text or None. With tools, a file's template named `tool_use` comes first."""
         if source is None or isinstance(source, str):
             return cls(source)
-        from bankml.tokenizer import end_texts
+        from bankml.vocabulary import end_texts
 
         kv, key = source.kv, KEY
         if with_tools and f"{KEY}.tool_use" in kv:
@@ -110,7 +111,7 @@ class Template:
             return None
 
     def _opening(self, messages, tools, kwargs, last) -> str:
-        """How an answer that goes on with `last` begins: what the template puts before an answer, then the message itself."""
+        """How an answer that goes on with `last` begins: what the template puts before one, then the message itself."""
         without, opening = (self._run(messages, flag, tools, kwargs) for flag in (False, True))
         same = next((i for i, (a, b) in enumerate(zip(without, opening, strict=False)) if a != b), len(without))
         opening = opening[same:]
@@ -129,7 +130,7 @@ class Template:
 
     @cached_property
     def _thinking(self) -> tuple[str, str]:
-        """What stands before and after the reasoning in an answer, with the white space around it; empty where nothing is."""
+        """What stands before and after the reasoning in an answer, white space included; empty where nothing is."""
         user = {"role": "user", "content": USER}
         answer = {"role": "assistant", "content": ANSWER}
         shown = self._try([user, answer | {"reasoning_content": THOUGHT}], enable_thinking=True)
@@ -248,6 +249,8 @@ def _parse_message(message, where) -> dict:
             raise UsageError(f"{where}: '{key}' must be a string")
         parsed |= {key: value} if value else {}
     if calls := message.get("tool_calls"):
+        if not isinstance(calls, (list, str)):
+            raise UsageError(f"{where}: 'tool_calls' must be an array")
         parsed["tool_calls"] = [_parse_call(call, where) for call in calls]
     return parsed
 

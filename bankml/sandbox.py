@@ -1,13 +1,14 @@
 """Chat templates run as strangers' code: jinja2's immutable sandbox with a budget of time and memory.
 
-Every loop step, operator, filter and call asks the budget, so a template ends within its seconds and what it makes stays
-within its bytes, in any thread and without signals. Only what the reference's engine has can be reached, so no attribute
-of a Python object is in a template's hands.
+Every loop step, operator, filter and call asks the budget, so a template ends within its seconds and what it makes
+stays within its bytes, in any thread and without signals. Only what the reference's engine has can be reached, so no
+attribute of a Python object is in a template's hands.
 """
 
 import math
 import time
 from functools import lru_cache, partial, wraps
+from typing import ClassVar
 
 import jinja2
 from jinja2 import nodes
@@ -83,14 +84,19 @@ class _Watch(NodeTransformer):
     def _wrap(self, node, name):
         return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
-    def visit_For(self, node):
+    def get_visitor(self, node):
+        """The method for a node, by the table below; None leaves the node and goes on with its parts."""
+        method = self.METHODS.get(type(node))
+        return method and partial(method, self)
+
+    def _loop(self, node):
         if node.recursive:
             raise SecurityError("uses a recursive loop")
         self.generic_visit(node)
         node.iter = self._wrap(node.iter, " steps")
         return node
 
-    def visit_Concat(self, node):
+    def _join(self, node):
         self.generic_visit(node)
         return self._wrap(nodes.Tuple(node.nodes, "load", lineno=node.lineno), " concat")
 
@@ -98,18 +104,25 @@ class _Watch(NodeTransformer):
         self.generic_visit(node)
         return self._wrap(node, " keep")
 
-    visit_Compare = visit_List = visit_Dict = _kept
-
-    def visit_Tuple(self, node):
+    def _tuple(self, node):
         return self._kept(node) if node.ctx == "load" else self.generic_visit(node)
 
-    def visit_Getitem(self, node):
+    def _item(self, node):
         return self._kept(node) if isinstance(node.arg, nodes.Slice) else self.generic_visit(node)
 
     def _unknown(self, node):
         raise SecurityError(f"uses the statement '{type(node).__name__.lower()}'")
 
-    visit_Extends = visit_Block = visit_Include = visit_Import = visit_FromImport = _unknown
+    METHODS: ClassVar = {
+        nodes.For: _loop,
+        nodes.Concat: _join,
+        nodes.Compare: _kept,
+        nodes.List: _kept,
+        nodes.Dict: _kept,
+        nodes.Tuple: _tuple,
+        nodes.Getitem: _item,
+        **dict.fromkeys((nodes.Extends, nodes.Block, nodes.Include, nodes.Import, nodes.FromImport), _unknown),
+    }
 
 
 class _Generation(Extension):
@@ -241,7 +254,7 @@ def _failure(error) -> Refused | UsageError:
 
 
 def run(text: str, variables: dict) -> str:
-    """Render a template. Raises Refused where the template is broken, hostile or too costly, UsageError where it turns the input down."""
+    """Render a template. Raises Refused where it is broken, hostile or costly, UsageError where it turns input down."""
     try:
         if len(text) > MAX_TEMPLATE:
             raise TooCostly(f"has {len(text)} characters, {MAX_TEMPLATE} is the most")
@@ -254,7 +267,7 @@ def run(text: str, variables: dict) -> str:
 
 
 def problems(text: str) -> list[str]:
-    """What is wrong with a template, without running it: broken syntax, a reach for Python's inside, statements bankml does not run."""
+    """What is wrong with a template, without running it: syntax, a reach for Python's inside, unknown statements."""
     try:
         if len(text) > MAX_TEMPLATE:
             return [f"the chat template has {len(text)} characters, {MAX_TEMPLATE} is the most"]

@@ -1,7 +1,8 @@
-"""The filters and methods of chat templates with the meaning the reference's engine gives them (llama.cpp b11192, `common/jinja`).
+"""The filters and methods of chat templates with the meaning the reference's engine gives them (llama.cpp b11192,
+`common/jinja`).
 
-Where it and Python differ, it counts: ASCII white space and case, lengths in bytes, JSON floats of six digits, a missing value that
-counts as empty text.
+Where it and Python differ, it counts: ASCII white space and case, lengths in bytes, JSON floats of six digits, a
+missing value that counts as empty text.
 """
 
 import json
@@ -224,7 +225,7 @@ TEXT_METHODS = {
 }
 DICT_METHODS = {
     "get": lambda value, key, default=None: value.get(key, default),
-    "keys": lambda value: list(value),
+    "keys": list,
     "values": lambda value: list(value.values()),
     "items": lambda value: list(value.items()),
 }
@@ -234,7 +235,9 @@ FILTERS = {
     "count": _length,
     "default": _default,
     "d": _default,
-    "string": lambda value: to_json(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else text_of(value),
+    "string": lambda value: (
+        to_json(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else text_of(value)
+    ),
     "safe": text_of,
     "tojson": to_json,
     "join": _join,
@@ -258,6 +261,7 @@ FILTERS = {
 }
 OWN_TESTS = dict.fromkeys(("iterable", "sequence"), lambda value: isinstance(value, (list, tuple, str, Undefined)))
 TESTS = (
-    "boolean callable odd even false true divisibleby string integer float number mapping lower upper none defined "
-    "undefined eq equalto == ge >= gt greaterthan > lt lessthan < le <= ne != in test sameas filter"
-).split()
+    *("boolean", "callable", "odd", "even", "false", "true", "divisibleby", "string", "integer", "float", "number"),
+    *("mapping", "lower", "upper", "none", "defined", "undefined", "in", "test", "sameas", "filter"),
+    *("eq", "equalto", "==", "ge", ">=", "gt", "greaterthan", ">", "lt", "lessthan", "<", "le", "<=", "ne", "!="),
+)

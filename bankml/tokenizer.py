@@ -1,27 +1,27 @@
 """Byte-level BPE with the ids of llama.cpp b11192: `gpt2` vocabularies with the `qwen2` and `smollm` pre-tokenizers.
 
-The order of things is the reference's (`llama_vocab::impl::tokenize`): special tokens are cut out of the raw bytes, longest first; the
-text between them is decoded (a broken byte becomes U+FFFD), split by the pre-tokenizer, and merged. Merging is done by Hugging Face's
-`tokenizers`; the reference's rules around it, for which that library has no setting, are here. Nothing is normalised.
+The order of things is the reference's (`llama_vocab::impl::tokenize`): special tokens are cut out of the raw bytes,
+longest first; the text between them is decoded (a broken byte becomes U+FFFD), split by the pre-tokenizer, and
+merged. Merging is done by Hugging Face's `tokenizers`; the reference's rules around it, for which that library has no
+setting, are here. Nothing is normalised.
 """
 
-import codecs
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from functools import cache
 
 from bankml.errors import Refused, UsageError
-
-# Attributes of a token, and the attribute that each token type of a file means.
-UNKNOWN, UNUSED, NORMAL, CONTROL, USER_DEFINED, BYTE, RSTRIP = 1, 2, 4, 8, 16, 32, 64
-TYPES = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER_DEFINED, 5: UNUSED, 6: BYTE}
+from bankml.vocabulary import BYTE_CHARACTERS, CONTROL, RSTRIP, UNKNOWN, Vocabulary, read_merges
 
 # Names that the reference gives the same pre-tokenizer.
-PRE_TOKENIZERS = dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"), "qwen2") | {"smollm": "smollm"}
+PRE_TOKENIZERS = dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"), "qwen2") | {
+    "smollm": "smollm"
+}
 
-# Both are written for text whose characters above ASCII were replaced by one of their kind (see `_Kinds`). Digits stand alone in both; for
-# `smollm` they also end the text before them, so white space in front of a digit is not shared out as it is in front of a letter.
+# Both are written for text whose characters above ASCII were replaced by one of their kind (see `_Kinds`). Digits
+# stand alone in both; for `smollm` they also end the text before them, so white space in front of a digit is not
+# shared out as it is in front of a letter.
 SPLITTERS = {
     "qwen2": re.compile(
         r"'(?:[sStTmMdD]|[rRvV][eE]|[lL][lL])|[^\r\nA-Za-z0-9]?[A-Za-z]+|[0-9]| ?[^ \t-\rA-Za-z0-9]+[\r\n]*"
@@ -32,59 +32,11 @@ SPLITTERS = {
     ),
 }
 
-# Texts by which the reference recognises tokens that a file does not name. A text that is found becomes a control token.
-END_TEXTS = (
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "<|flush|>",
-    "<|calls|>",
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "</s>",
-    "<|eom_id|>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "[EOS]",
-    "<|end_of_text|>",
-    "<end_of_utterance>",
-    "<eos>",
-    "<turn|>",
-    "<|tool_response>",
-    "<｜end▁of▁sentence｜>",
-    "[e~[",
-)
-# Fill-in-the-middle: (keys that name the token, texts that stand for it, whether it ends a generation).
-FIM = (
-    (("fim_pre_token_id", "prefix_token_id"), "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|>", False),
-    (("fim_suf_token_id", "suffix_token_id"), "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|>", False),
-    (("fim_mid_token_id", "middle_token_id"), "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>", False),
-    (("fim_pad_token_id",), "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]", True),
-    (("fim_rep_token_id",), "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>", True),
-    (("fim_sep_token_id",), "<|file_sep|>", True),
-)  # fmt: skip
-ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
-
-DEFAULT_END = 11  # the reference's end token where a file names none
-WORDS_KEPT = 1 << 16
-
-
-def _byte_characters() -> str:
-    """The character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = iter(range(256, 512))
-    return "".join(chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256))
-
-
-BYTE_CHARACTERS = _byte_characters()
-BYTES = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
+WORDS_KEPT, LONG_WORD = 1 << 16, 64  # how many words are remembered, and which are too long for it
 
 
 class _Kinds(dict):
-    """A table for `str.translate`: characters above ASCII become `z` (letter), `0` (number), tab (white space) or `!` (the rest)."""
+    """For `str.translate`: characters above ASCII become `z` (letter), `0` (number), tab (white space) or `!`."""
 
     def __init__(self):
         from bankml import unicode_ranges
@@ -109,154 +61,8 @@ class _Kinds(dict):
 _kinds = cache(_Kinds)  # one table for all, made when a text first needs it
 
 
-def _one_broken(error: UnicodeDecodeError):
-    """Decode what Python calls broken as the reference does: surrogates and overlong forms count, any other byte is U+FFFD."""
-    data, at = error.object, error.start
-    lead = data[at]
-    size = 2 if 0xC0 <= lead < 0xE0 else 3 if 0xE0 <= lead < 0xF0 else 4 if 0xF0 <= lead < 0xF8 else 0
-    tail = data[at + 1 : at + size]
-    if size and len(tail) == size - 1 and all(byte & 0xC0 == 0x80 for byte in tail):
-        point = lead & (0x7F >> size)
-        for byte in tail:
-            point = point << 6 | byte & 0x3F
-        if point < 0x110000:  # above it the reference throws out of its own call
-            return chr(point), at + size
-    return "\ufffd", at + 1
-
-
-codecs.register_error("bankml.reference", _one_broken)
-
-
-class Vocabulary:
-    """The tokens of a file, and what the reference makes of them when it loads it.
-
-    `texts` are the tokens as stored, `ids` finds them by text, `attributes` holds what `TYPES` says of each plus what its text tells.
-    `bos` and `eos` are None where the file names none. Raises Refused where the reference would not load the file.
-    """
-
-    def __init__(self, kv):
-        self.texts = _strings(kv, "tokenizer.ggml.tokens")
-        if "" in self.texts:
-            self.texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(self.texts)]
-        self.ids = dict(zip(self.texts, range(len(self.texts)), strict=True))
-        if len(self.ids) != len(self.texts):
-            twice = next(i for i, text in enumerate(self.texts) if self.ids[text] != i)
-            raise Refused(f"tokenizer.ggml.tokens: tokens {twice} and {self.ids[self.texts[twice]]} have the same text")
-        self.attributes = _attributes(kv, len(self.texts))
-        self.bos = self._named(kv, "bos_token_id")
-        self.eos = self._named(kv, "eos_token_id")
-        self.add_bos = _flag(kv, "add_bos_token") and self.bos is not None
-        self.add_eos = _flag(kv, "add_eos_token") and self.eos is not None
-        self.ends = self._ends(kv)
-        self.specials = self._specials(kv)
-
-    def _named(self, kv, *names) -> int | None:
-        """The token that a key `tokenizer.ggml.<name>` names; of several, the last that is there."""
-        found = None
-        for name in names:
-            value = kv.get(f"tokenizer.ggml.{name}")
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise Refused(f"tokenizer.ggml.{name} is no token id: {value!r}")
-            if 0 <= value < len(self.texts):
-                found = value
-        return found
-
-    def _ends(self, kv) -> frozenset[int]:
-        """The tokens that end a generation (`special_eog_ids`), and the attributes that follow from their texts.
-
-        Of several texts that could be one fill-in-the-middle token the reference takes the one its hash table meets first; here it is
-        the first of the list.
-        """
-        ends = set()
-        for keys, texts, is_end in FIM:
-            token = self._named(kv, *keys)
-            if token is None:
-                token = next((self.ids[text] for text in texts.split() if text in self.ids), None)
-                if token is not None:
-                    self.attributes[token] |= CONTROL
-            if is_end and token is not None:
-                ends.add(token)
-        for token in [self.ids[text] for text in END_TEXTS if text in self.ids]:
-            ends.add(token)
-            self.attributes[token] |= CONTROL
-        for token in [self.ids[text] for text in ALWAYS_SHOWN if text in self.ids]:
-            self.attributes[token] = USER_DEFINED
-        eos = self.eos if self.eos is not None else DEFAULT_END if DEFAULT_END < len(self.texts) else None
-        ends.update({eos, self._named(kv, "eot_token_id"), self._named(kv, "eom_token_id")} - {None})
-        present = {self.texts[token] for token in ends}
-        if "<|end|>" in present and present & {"<|call|>", "<|calls|>"} and present & {"<|return|>", "<|flush|>"}:
-            ends.remove(self.ids["<|end|>"])
-            self.attributes[self.ids["<|end|>"]] = USER_DEFINED
-        if {"<|tool_response>", "</s>"} <= present:
-            ends.remove(self.ids["</s>"])
-            self.attributes[self.ids["</s>"]] = NORMAL
-        return frozenset(ends)
-
-    def _specials(self, kv) -> list[tuple[bytes, int]]:
-        """(text, token) of the tokens that are cut out of a text before anything else, in the order they are tried: longest first."""
-        marked = [i for i, attribute in enumerate(self.attributes) if attribute & (CONTROL | USER_DEFINED | UNKNOWN)]
-        name = str(kv.get("general.name", "")).lower()
-        if "phi-3" in name or "phi3" in name:
-            self._strip_right(marked)
-        specials = [(self.texts[i].encode("utf-8", "surrogateescape"), i) for i in marked]
-        return sorted(specials, key=lambda special: -len(special[0]))
-
-    def _strip_right(self, marked):
-        """Models with Phi-3 in their name eat the white space after a special token."""
-        plain = ("<unk>", "<s>", "<|endoftext|>")
-        if missing := [text for text in ("</s>", *plain) if text not in self.ids]:
-            raise Refused(f"general.name says Phi-3, whose token {missing[0]} is missing")
-        for token in {*marked, self.ids["</s>"]} - {self.ids[text] for text in plain}:
-            self.attributes[token] |= RSTRIP
-
-
-def _strings(kv, key) -> list[str]:
-    """A string array of the file as text; broken UTF-8 is kept with `surrogateescape`, a zero byte ends a string as it does in C."""
-    if key not in kv:
-        raise Refused(f"{key} is missing")
-    if kv.kind(key) != "arr[str]":
-        raise Refused(f"{key} is {kv.kind(key)}, not an array of strings")
-    strings = kv[key].all()
-    try:
-        texts = [raw.decode() for raw in strings]
-    except UnicodeDecodeError:
-        texts = [raw.decode("utf-8", "surrogateescape") for raw in strings]
-    if "\0" in "".join(texts):
-        texts = [text.partition("\0")[0] for text in texts]
-    return texts
-
-
-def _attributes(kv, count) -> list[int]:
-    key = "tokenizer.ggml.token_type"
-    if key not in kv:
-        return [NORMAL] * count
-    if kv.kind(key) != "arr[i32]" or len(kv[key]) < count:
-        raise Refused(f"{key} is {kv.kind(key)} of {len(kv[key])}, not an i32 for each of {count} tokens")
-    return [TYPES.get(kind, 0) for kind in kv[key][:count].tolist()]
-
-
-def _flag(kv, name) -> bool:
-    value = kv.get(f"tokenizer.ggml.{name}", False)
-    if not isinstance(value, bool):
-        raise Refused(f"tokenizer.ggml.{name} is not a bool: {value!r}")
-    return value
-
-
-def _merges(kv) -> list[tuple[str, str]]:
-    """The pairs in order of rank; the reference keeps the first of equal ones, and cuts at the first space after a character."""
-    texts = dict.fromkeys(_strings(kv, "tokenizer.ggml.merges"))
-    pairs = [tuple(text.split(" ")) for text in texts]
-    if all(map(all, pairs)) and set(map(len, pairs)) <= {2}:
-        return pairs
-    cuts = (text.find(" ", 1) for text in texts)
-    pairs = [(text[:cut], text[cut + 1 :]) for text, cut in zip(texts, cuts, strict=True) if cut > 0]
-    return [(left, right) for left, right in pairs if " " not in left + right]  # a word has no spaces
-
-
 class Tokenizer:
-    """Text to ids and back. `eog` holds the ids that end a generation; `bos` and `eos` are None where the file names none."""
+    """Text to ids and back. `eog`: the ids that end a generation; `bos` and `eos`: None where the file names none."""
 
     def __init__(self, kv):
         model, pre = kv.get("tokenizer.ggml.model"), kv.get("tokenizer.ggml.pre")
@@ -270,7 +76,7 @@ class Tokenizer:
         self.eog, self.bos, self.eos = vocabulary.ends, vocabulary.bos, vocabulary.eos
         self.add_bos, self.add_eos = vocabulary.add_bos, vocabulary.add_eos
         self._unspelled = {}  # id beyond the vocabulary -> ids of its bytes
-        self._bpe = self._build(_merges(kv))
+        self._bpe = self._build(read_merges(kv))
         self._words = {}
 
     @classmethod
@@ -290,7 +96,7 @@ class Tokenizer:
         if all(character in vocab for character in BYTE_CHARACTERS):
             try:
                 return BPE(vocab=vocab, merges=merges)
-            except Exception:  # the library's plain Exception: a merge whose parts or whole are no tokens; or broken UTF-8
+            except Exception:  # a plain Exception for a merge of no tokens, a UnicodeError for broken UTF-8
                 pass
         vocab = {text: i for text, i in vocab.items() if _is_valid(text)}
         merges = [pair for pair in merges if _is_valid("".join(pair))]
@@ -301,7 +107,7 @@ class Tokenizer:
         return BPE(vocab=vocab, merges=merges)
 
     def _spell(self, text: str) -> list[int]:
-        """What the reference makes of a merged text that is no token: the tokens of its bytes; those that have none are dropped."""
+        """What the reference makes of a merged text that is no token: its bytes' tokens, as far as there are any."""
         ids = self.vocabulary.ids
         found = (ids.get(bytes([byte]).decode("utf-8", "surrogateescape")) for byte in text.encode())
         return [token for token in found if token is not None]
@@ -309,7 +115,8 @@ class Tokenizer:
     def encode(self, text: str | bytes, parse_special: bool = True, add_special: bool = False) -> list[int]:
         """The ids of a text. `parse_special`: control tokens in it count as such; user-defined ones always do.
 
-        `add_special` puts the file's start and end tokens around it where the file asks for them. Bytes may be anything.
+        `add_special` puts the file's start and end tokens around it where the file asks for them. Bytes may be
+        anything.
         """
         raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)
         ids = [self.bos] if add_special and self.add_bos else []
@@ -337,17 +144,17 @@ class Tokenizer:
     def _encode_plain(self, raw: bytes, ids: list[int]):
         """Append the ids of text without special tokens."""
         text = raw.decode("utf-8", "bankml.reference")
-        kinds = text
-        if not text.isascii():
-            kinds = text.translate(_kinds())
+        kinds = text if text.isascii() else text.translate(_kinds())
         words = self._words
         for match in self._splitter.finditer(kinds):
             word = text[match.start() : match.end()]
             found = words.get(word)
             if found is None:
-                if len(words) >= WORDS_KEPT:
-                    words.clear()
-                found = words[word] = self._merge(word)
+                found = self._merge(word)
+                if len(word) < LONG_WORD:
+                    if len(words) >= WORDS_KEPT:
+                        words.clear()
+                    words[word] = found
             ids += found
 
     def _merge(self, word: str) -> list[int]:
@@ -366,34 +173,11 @@ class Tokenizer:
         """The bytes of one token (`llama_token_to_piece`). Raises UsageError for an id that is none."""
         if not 0 <= token < self.n_vocab:
             raise UsageError(f"token {token} is not in the vocabulary of {self.n_vocab}")
-        text, attribute = self.vocabulary.texts[token], self.vocabulary.attributes[token]
-        if attribute & (CONTROL | UNKNOWN | USER_DEFINED):
-            return text.encode("utf-8", "surrogateescape") if special or not attribute & (CONTROL | UNKNOWN) else b""
-        if attribute & NORMAL:
-            return b"".join(_shown(text))
-        if attribute & BYTE:
-            digits = re.match("[0-9a-fA-F]{0,2}", text[3:5])[0]
-            return bytes([int(digits or "0", 16)])
-        return b""
+        return self.vocabulary.piece(token, special)
 
 
 def _is_valid(text: str) -> bool:
     return text.isascii() or not any("\ud800" <= character < "\ue000" for character in text)
-
-
-def end_texts(kv) -> tuple[str, str, bool, bool]:
-    """What a chat template needs of a vocabulary: the texts of the start and end tokens ("" for none), and whether they are added."""
-    texts, added, tokens = [], [], kv.get("tokenizer.ggml.tokens", ())
-    types = _attributes(kv, len(tokens)) if len(tokens) else []
-    for name in ("bos", "eos"):
-        token = kv.get(f"tokenizer.ggml.{name}_token_id")
-        found = isinstance(token, int) and not isinstance(token, bool) and 0 <= token < len(tokens)
-        text = tokens[token].decode("utf-8", "replace") if found else ""
-        if found and types[token] == NORMAL:
-            text = b"".join(_shown(text)).decode("utf-8", "replace")
-        texts.append(text)
-        added.append(found and _flag(kv, f"add_{name}_token"))
-    return *texts, *added
 
 
 def _cut(raw: bytes, text: bytes, token: int, strip_right: int) -> Iterator[int | bytes]:
@@ -403,16 +187,6 @@ def _cut(raw: bytes, text: bytes, token: int, strip_right: int) -> Iterator[int 
         yield first
     for piece in rest:
         yield token
-        piece = piece.lstrip() if strip_right else piece
-        if piece:
-            yield piece
-
-
-def _shown(text: str) -> Iterator[bytes]:
-    """The bytes that a normal token's characters stand for; a character that stands for none is told as the reference tells it."""
-    for character in text.encode("utf-8", "surrogateescape").decode("utf-8", "bankml.reference"):
-        if character in BYTES:
-            yield bytes([BYTES[character]])
-        else:
-            raw = text.encode("utf-8", "surrogateescape")
-            yield b"[UNK_BYTE_0x" + character.encode("utf-8", "surrogatepass").hex().encode() + raw + b"]"
+        kept = piece.lstrip() if strip_right else piece
+        if kept:
+            yield kept

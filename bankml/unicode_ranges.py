@@ -1,8 +1,9 @@
-"""Code points above ASCII that the pre-tokenizers call letters, numbers and white space: Unicode 15.0, as the reference has it.
+"""Code points above ASCII that the pre-tokenizers call letters, numbers and white space: those of Unicode 15.0.
 
-The categories L and N and the property White_Space, whatever version of Unicode the Python at hand knows. Each text holds pairs of
-hexadecimal numbers: how many code points to leave out since the last range (the first: since U+0080), how many the range has.
-`tests/test_tokenizer.py` compares every code point with a recording of what the reference does with it.
+The categories L and N and the property White_Space as the reference has them, whatever version the Python at hand
+knows. Each text holds pairs of hexadecimal numbers: how many code points to leave out since the last range (the first:
+since U+0080), how many the range has. `tests/test_tokenizer.py` compares every code point with a recording of what the
+reference does with it.
 """
 
 LETTERS = """

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (tables of texts)
 """Record the reference server's prompts: 300 seeded conversations with three templates, and a few with templates of other kinds.
 
     BANKML_REFERENCE_SERVER=<bin folder of the built b11192 package> python testing/record_chat.py
@@ -15,8 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-import vocab
-from reference_server import Server, server_stamp
+import vocab  # noqa: E402
+from reference_server import Server, server_stamp  # noqa: E402
 
 COUNT = 300
 GOLDEN = ROOT / "tests" / "golden"
@@ -29,7 +30,7 @@ TEXTS = [
 ]  # fmt: skip
 ARGUMENTS = [
     {}, {"city": "Paris"}, {"n": 3, "x": 2.5, "ok": True, "none": None}, {"nested": {"a": [1, [2, {"b": "c"}]]}}, {"text": "é \"q\" \\ \n <&>'"},
-    {"big": "small": 1e-7, "third": 0.3333333333333333, "whole": 2.0, "neg": -5}, {"emoji": "🎉", "control": "\u0001\u007f"},
+    {"big": 1e20, "small": 1e-7, "third": 0.3333333333333333, "whole": 2.0, "neg": -5}, {"emoji": "🎉", "control": "\u0001\u007f"},
 ]  # fmt: skip
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "description": "The weather of a place é", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}},

