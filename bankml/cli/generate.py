@@ -1,18 +1,16 @@
 """`bankml generate`: answer one prompt. stdout carries the answer alone; everything else goes to stderr."""
 
-import argparse
 import json
-import math
 import os
 import secrets
 import sys
 import time
 
 from bankml import environment
+from bankml.cli import flags
 from bankml.cli.signals import Interrupts
 from bankml.errors import UsageError
 
-N_CTX, N_UBATCH, MAX_UBATCH, MAX_THREADS, MAX_CTX = 4096, 512, 4096, 64, 2**24
 CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 NOTES = """\
@@ -23,120 +21,34 @@ Ctrl-C keeps what was generated, and exits with 130.
 """
 
 
-def number(kind, low, high, what):
-    """An argparse type: a number from `low` to `high`."""
-
-    def parse(text):
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r}; it takes {what}")
-        return value
-
-    return parse
-
-
-def text(value):
-    """An argparse type: a text that is not empty."""
-    if not value:
-        raise argparse.ArgumentTypeError("it takes a text that is not empty")
-    return value
-
-
 def arguments(parser):
     """What the command takes."""
-    parser.epilog, parser.values_after_equals = NOTES, ("--gpu",)
+    parser.epilog = NOTES
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; '-' is all of stdin")
     parser.add_argument(
         "-m", "--model", metavar="MODEL", help="a GGUF file or a model's name (default: SmolLM2, fetched once)"
     )
     parser.add_argument("-f", "--file", metavar="FILE", help="read the prompt from FILE")
-    whole = "a whole number, 0 or more"
     parser.add_argument(
         "--max",
-        type=number(int, 0, 2**31, whole),
+        type=flags.number(int, 0, 2**31, "a whole number, 0 or more"),
         metavar="N",
         help="stop after N tokens (default: when the context is full)",
     )
-    group = parser.add_argument_group("sampling")
-    group.add_argument(
-        "--temp",
-        type=number(float, -1e6, 1e6, "a number"),
-        default=0.0,
-        metavar="T",
-        help="temperature; 0 always takes the likeliest token (default: 0)",
-    )
-    group.add_argument(
-        "--top-k",
-        type=number(int, 0, 2**31 - 1, whole),
-        default=40,
-        metavar="K",
-        help="draw from the K likeliest tokens; 0: from all (default: 40)",
-    )
-    fraction = "a number from 0 to 1"
-    group.add_argument(
-        "--top-p",
-        type=number(float, 0, 1, fraction),
-        default=0.95,
-        metavar="P",
-        help="draw from the likeliest tokens that make up P; 1: all (default: 0.95)",
-    )
-    group.add_argument(
-        "--min-p",
-        type=number(float, 0, 1, fraction),
-        default=0.05,
-        metavar="P",
-        help="drop tokens less likely than P times the likeliest; 0: none (default: 0.05)",
-    )
-    group.add_argument(
-        "--seed",
-        type=number(int, 0, 2**32 - 2, f"a whole number from 0 to {2**32 - 2}"),
-        metavar="S",
-        help="seed of the draw (default: a random one, reported)",
-    )
+    flags.sampling(parser)
     group = parser.add_argument_group("prompt")
     group.add_argument("--raw", action="store_true", help="take the prompt as it is, without the chat template")
     group.add_argument("--system", metavar="S", help="a system message in front of the prompt")
     group.add_argument("--no-think", action="store_true", help="ask the template for an answer without thinking")
     group.add_argument(
         "--stop",
-        type=text,
+        type=flags.text,
         action="append",
         default=[],
         metavar="S",
         help="end the answer before this text (may be given more than once)",
     )
-    group = parser.add_argument_group("machine")
-    group.add_argument(
-        "--ctx",
-        type=number(int, 1, MAX_CTX, f"a whole number from 1 to {MAX_CTX}"),
-        metavar="N",
-        help=f"context in tokens (default: {N_CTX}, or the model's if that is less)",
-    )
-    group.add_argument(
-        "--ubatch",
-        type=number(int, 1, MAX_UBATCH, f"a whole number from 1 to {MAX_UBATCH}"),
-        default=N_UBATCH,
-        metavar="N",
-        help=f"prompt tokens per micro-batch (default: {N_UBATCH})",
-    )
-    group.add_argument(
-        "--threads",
-        type=number(int, 1, MAX_THREADS, f"a whole number from 1 to {MAX_THREADS}"),
-        metavar="N",
-        help="CPU threads (default: BANKML_THREADS, or all cores)",
-    )
-    gpu = group.add_mutually_exclusive_group()
-    gpu.add_argument(
-        "--gpu",
-        nargs="?",
-        const="auto",
-        metavar="WHICH",
-        help="use a card and say which; --gpu=WHICH names devices by index or name",
-    )
-    gpu.add_argument("--no-gpu", action="store_true", help="use no card")
+    flags.machine(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object when the answer is complete")
 
 
@@ -173,7 +85,7 @@ class Answer:
     def __init__(self, args, interrupts):
         self.args, self.interrupts = args, interrupts
         self.started, self.loaded_at = process_started(), None
-        self.seed = secrets.randbelow(2**32 - 1) if args.seed is None else args.seed
+        self.seed = secrets.randbelow(flags.MAX_SEED + 1) if args.seed is None else args.seed
         self.weights = self.generation = None
         self.n_prompt, self.written, self.interrupted = 0, "", False
         self.on_terminal = not args.json and sys.stdout.isatty()
@@ -194,7 +106,7 @@ class Answer:
         path = models.resolve(args.model) if args.model is not None else models.default_model()
         verdict = guard(path, template=False).check()
         header, n_ctx_train = verdict.header, verdict.plan.shape.n_ctx_train
-        n_ctx = args.ctx or min(N_CTX, n_ctx_train)
+        n_ctx = args.ctx or min(flags.N_CTX, n_ctx_train)
         if n_ctx > n_ctx_train:
             say(f"--ctx {n_ctx} is beyond the {n_ctx_train} tokens the model was trained on")
         tokenizer = Tokenizer.from_gguf(header)
