@@ -4,7 +4,8 @@
     program(*act.fill(x, width, stride), (*product(wtype, matrix, ..., act, out, stride), True))
 
 The word 0 of every step is the number of columns n, patched before a run: one is a matrix-vector product, more go
-through the tile. Steps of several products over one activation need no barrier between them.
+through the tile. A filling and the products over it have the same n and width; several products need no barrier
+between them. The pool may not have more threads than the activation was made for.
 """
 
 from typing import NamedTuple

@@ -69,13 +69,14 @@ def prepare_q1_0(record, thread, threads):
 @inner
 def _tables_of_tile(mine, q, d, column, columns, width):
     """Build the tables of `columns` columns from `column` on in this thread's scratch, unless they are there."""
-    if load_i64(mine) != column:
+    tile = column * TILE + columns - 1
+    if load_i64(mine) != tile:
         blocks = width // 128
         for c in range(columns):
             for block in range(blocks):
                 at = (column + c) * blocks + block
                 build_tables(q + 128 * at, d + 16 * at, mine + TABLES, block, c, columns)
-        store_i64(mine, column)
+        store_i64(mine, tile)
 
 
 @step

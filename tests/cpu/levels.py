@@ -18,7 +18,28 @@ def rerun_at(name: str, file: str, *options: str):
     missing = NEEDS[name] - cpu_flags()
     if missing:
         pytest.skip(f"this CPU has no {', '.join(sorted(missing))}, so it cannot run the {name} level")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file, *options]
-    environment = {**os.environ, "BANKML_CPU": name}
+    _pytest(["-m", "pytest"], {"BANKML_CPU": name}, file, *options)
+
+
+WITHOUT_EXTRAS = """
+import sys, pytest
+from bankml.cpu import level
+flags = level.cpu_flags() - set(level.EXTRAS)
+level.cpu_flags = lambda: flags
+assert not any(map(level.has, level.EXTRAS))
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+def rerun_without_extras(home, file: str, *options: str):
+    """Run tests at the avx512 level as on a machine without VNNI and GFNI, with a kernel cache of its own."""
+    if level() != "avx512":
+        pytest.skip(f"the {level()} level uses no VNNI or GFNI")
+    _pytest(["-c", WITHOUT_EXTRAS], {"BANKML_HOME": str(home)}, file, *options)
+
+
+def _pytest(start, variables, file, *options):
+    command = [sys.executable, *start, "-q", "-p", "no:cacheprovider", file, *options]
+    environment = {**os.environ, **variables}
     done = subprocess.run(command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

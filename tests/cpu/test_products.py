@@ -7,7 +7,7 @@ from bankml.blocks import F16, Q1_0, Q1_0_BLOCK, Q2_0, Q2_0_BLOCK
 from bankml.cpu import f16, products, q1_0, q2_0
 from bankml.cpu.pool import Pool, program
 from tests import inputs
-from tests.cpu.levels import OTHER_LEVELS, rerun_at
+from tests.cpu.levels import OTHER_LEVELS, rerun_at, rerun_without_extras
 
 KINDS = {"q1_0": Q1_0, "q2_0": Q2_0, "f16": F16}
 PRODUCTS = [case for kind in KINDS for case in inputs.product_cases(kind, large=False)]
@@ -91,6 +91,16 @@ def test_the_f16_tile_is_its_plain_twin(data, pool):
     assert same(products.mm(pool, F16, weights, x), np.array(want, np.float32))
 
 
+@pytest.mark.parametrize("n", [1, 32])
+def test_every_finite_half_is_widened(n, pool):
+    """All of them as weights, picked one by one with unit columns."""
+    halves = np.arange(65536, dtype=np.uint16).view(np.float16)
+    weights = halves[np.isfinite(halves)].reshape(-1, 32)
+    units = np.eye(32, dtype=np.float32)
+    columns = [products.mm(pool, F16, weights.view(np.uint8), units[i : i + n]) for i in range(0, 32, n)]
+    assert (weights.astype(np.float32) == np.concatenate(columns).T).all()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [3, 8, 33, 44])
 @pytest.mark.parametrize("n", [1, 5])
@@ -152,3 +162,7 @@ def test_a_part_of_a_matrix(kind, n, pool):
 @pytest.mark.parametrize("name", OTHER_LEVELS)
 def test_other_levels(name):
     rerun_at(name, __file__, "-k", "not other_levels and not large and not plain_twin")
+
+
+def test_other_levels_without_vnni_and_gfni(tmp_path):
+    rerun_without_extras(tmp_path, __file__, "-k", "test_dots and golden and not f16")
