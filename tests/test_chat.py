@@ -225,7 +225,7 @@ class TestMessages:
             ([{"role": "user", "content": [{"type": "text"}]}], "a text part without 'text'"),
             ([{"role": "user", "content": ["x"]}], "a part of type None"),
             (
-                [*HI, {"role": "assistant", "content": "a"}] + [{"role": "assistant", "content": "b"}],
+                [*HI, {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}],
                 "2 or more assistant",
             ),
             ([{"role": "assistant", "content": "", "tool_calls": [{"type": "function"}]}], "a tool call needs"),

@@ -1,4 +1,4 @@
-"""Ids, pieces and end sets against recordings of the shipped library (testing/record_tokens.py); the `tokenize` command."""
+"""Ids, pieces and end sets against recordings of the shipped library (testing/record_tokens.py), and `tokenize`."""
 
 import base64
 import gzip
