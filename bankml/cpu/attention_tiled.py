@@ -9,6 +9,7 @@ Cells that no row of a panel sees are left out: their weights are 0.
 
 import numpy as np
 
+from bankml.cpu.attention_reference import LANES as SCALE_LANES
 from bankml.cpu.attention_reference import scale_to
 from bankml.cpu.compile import inner, step
 from bankml.cpu.floats import arguments, expf, f32_to_bits, load_f32, store_f32
@@ -17,7 +18,7 @@ from bankml.cpu.pool import next_item
 from bankml.cpu.simd import f32, f64, i16, i32, vec, vector
 from bankml.cpu.swiglu import emit_expf
 
-LANES = 16 if level() == "avx512" else 8
+LANES = {"avx512": 16, "avx2": 8, "generic": 4}[level()]
 PANEL = 2 * LANES
 GROUP = 8 if level() == "avx512" else 4  # cells, or values of a head, that a register block takes together
 TILE = 64
@@ -223,7 +224,7 @@ def _end_panel(panel, rows, size, work, out, out_stride):
     for row in range(min(rows, PANEL)):
         weight_sum = load_f32(sums + 4 * row)
         factor = np.float32(0) if weight_sum == np.float32(0) else np.float32(1) / weight_sum
-        scale_to(work + 4 * size * row, out + out_stride * row, f32_to_bits(factor), size // LANES)
+        scale_to(work + 4 * size * row, out + out_stride * row, f32_to_bits(factor), size // SCALE_LANES)
 
 
 def _panel_bytes(size):
