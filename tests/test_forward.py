@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bankml.cli.oracle import call_stages
 from bankml.errors import UsageError
 from bankml.forward import Outputs, Weights, llama_threads
 from bankml.kv_cache import KvType
@@ -14,6 +15,7 @@ from bankml.oracle import record
 from bankml.oracle.compare import compare
 from bankml.oracle.model import ReferenceModel
 from tests import models
+from tests.cpu.levels import OTHER_LEVELS, rerun_at
 
 GOLDEN = Path(__file__).parent / "golden" / "models"
 SMALL = [name for name in models.MODELS if models.MODELS[name].vocab < 100_000]
@@ -44,17 +46,7 @@ def opened(folder):
         each.close()
 
 
-def stages(weights, caches, tokens, outputs):
-    """(stage, rows) of one call, through the driver that goes group by group."""
-    layers = {il: [] for il in range(weights.shape.n_layer)}
-    result = weights.prefill_with(caches, tokens, outputs, each=lambda il, first, rows: layers[il].append(rows))
-    for il, parts in layers.items():
-        yield f"l_out-{il}", np.concatenate(parts)
-    yield "result_norm", result
-    yield "logits", weights.logits_rows(result)
-
-
-def engine_stages(weights, name, run, call=stages):
+def engine_stages(weights, name, run, call=call_stages):
     """What `models.reference_stages` yields, from the engine."""
     caches = weights.caches(n_ctx=models.CONTEXT)
     tokens, forced = run.tokens(name)
@@ -66,7 +58,7 @@ def engine_stages(weights, name, run, call=stages):
 
 
 def whole(weights, caches, tokens, outputs):
-    """As `stages`, through the driver that runs whole layers: no layer's rows are to be had."""
+    """As `call_stages`, through the driver that runs whole layers: no layer's rows are to be had."""
     result = weights.prefill_with(caches, tokens, outputs)
     yield "result_norm", result
     yield "logits", weights.logits_rows(result)
@@ -114,6 +106,11 @@ def test_threads_and_drivers_change_nothing(name, threads, opened):
     weights = opened(name, threads)
     for run in (models.Run(20), models.Run(65), models.Run(240, forced=30), models.Run(64, "all")):
         hold_recorded(name, run, joined(engine_stages(weights, name, run, whole)))
+
+
+@pytest.mark.parametrize("level", OTHER_LEVELS)
+def test_levels_change_nothing(level):
+    rerun_at(level, "tests/test_forward.py", "-k", f"recorded_one and ({' or '.join(TYPES)})")
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if "f16" not in name])

@@ -93,12 +93,13 @@ def engine_stages(weights, tokens, forced, outputs="all", n_ubatch=512):
     from bankml.forward import Outputs
 
     caches = weights.caches(n_ctx=len(tokens) + len(forced))
-    yield from _engine_call(weights, caches, tokens, Outputs(outputs), n_ubatch)
+    yield from call_stages(weights, caches, tokens, Outputs(outputs), n_ubatch)
     for token in forced:
-        yield from _engine_call(weights, caches, [token], Outputs.LAST, n_ubatch)
+        yield from call_stages(weights, caches, [token], Outputs.LAST, n_ubatch)
 
 
-def _engine_call(weights, caches, tokens, outputs, n_ubatch):
+def call_stages(weights, caches, tokens, outputs, n_ubatch=512):
+    """(stage, rows) of one call on `weights`: every layer's rows, result_norm, logits."""
     seen = {}
     result_norm = weights.prefill_with(
         caches, tokens, outputs, lambda layer, first, rows: seen.setdefault(layer, []).append(rows), n_ubatch
