@@ -9,7 +9,7 @@ Tables of a tile: float32 [128-block][lane][column][32-block][16], so a group of
 
 from bankml.cpu.compile import inner
 from bankml.cpu.lanes import RowBlocks, prefetch_ahead, sum_of_lanes
-from bankml.cpu.simd import f32, i8, i32, vec, vector
+from bankml.cpu.simd import f32, i8, i16, i32, vec, vector
 
 GROUP = 32
 TILE = 8
@@ -68,27 +68,53 @@ def _lane_sums(b, table, words):
     return sums
 
 
+def _add_block(b, acc, table, index, d0):
+    """acc[half][lane] after one 128-block; index(half, 32-block, lane) gives the vector whose low bits are looked up."""
+    for lane in range(8):
+        words = [[index(half, k, lane) for k in range(4)] for half in range(2)]
+        sums = _lane_sums(b, b.at(table, 256 * lane), words)
+        for half in range(2):
+            acc[half][lane] = b.fma(d0[half], sums[half], acc[half][lane])
+
+
+def _shifted(b, word, bits):
+    return b.ir.lshr(word, b.splat(i32, 16, bits)) if bits else word
+
+
 @vector
 def _one_column(b, w, stride, table, blocks, results):
-    """32 rows times one column, the accumulators in registers."""
+    """32 rows times one column, two blocks at a time, the accumulators in registers."""
     halves = [RowBlocks(b, b.add(w, b.mul(stride, 16 * half)), stride) for half in range(2)]
     tables, distance = b.pointer(table), b.mul(stride, GROUP)
 
-    def block(i, acc):
-        offset, acc = b.mul(i, 18), list(acc)
-        words = [rows.quants(offset) for rows in halves]
-        d0 = [rows.scales(offset) for rows in halves]
-        prefetch_ahead(b, w, distance, b.mul(i, 18 * GROUP), 9)
-        here = b.at(tables, b.mul(i, 2048))
-        for lane in range(8):
-            if lane:
-                words = [[b.ir.lshr(word, b.splat(i32, 16, 4)) for word in half] for half in words]
-            sums = _lane_sums(b, b.at(here, 256 * lane), words)
-            for half in range(2):
-                acc[8 * half + lane] = b.fma(d0[half], sums[half], acc[8 * half + lane])
-        return acc
+    def pair(i, flat):
+        acc, offset = [list(flat[:8]), list(flat[8:])], b.mul(i, 36)
+        words = [rows.block_pair(offset) for rows in halves]
+        prefetch_ahead(b, w, distance, b.mul(i, 36 * GROUP), 18)
+        here = b.at(tables, b.mul(i, 4096))
 
-    acc = b.loop(blocks, [b.zero(f32, 16)] * 16, block)
+        def first(half, k, lane):  # the scale takes 16 bits, so the first block's dwords straddle
+            straddling = lane >= 4
+            return _shifted(b, words[half][k + straddling], 4 * lane - 16 if straddling else 4 * lane + 16)
+
+        def scales(half, word, bits):
+            return b.half_to_f32(b.ir.trunc(_shifted(b, words[half][word], bits), vec(i16, 16)))
+
+        _add_block(b, acc, here, first, [scales(half, 0, 0) for half in range(2)])
+        d0 = [scales(half, 4, 16) for half in range(2)]
+        _add_block(b, acc, b.at(here, 2048), lambda half, k, lane: _shifted(b, words[half][5 + k], 4 * lane), d0)
+        return [*acc[0], *acc[1]]
+
+    def last(_, flat):
+        acc, block = [list(flat[:8]), list(flat[8:])], b.ir.sub(blocks, b.int(1))
+        words = [rows.quants(b.mul(block, 18)) for rows in halves]
+        d0 = [rows.scales(b.mul(block, 18)) for rows in halves]
+        here = b.at(tables, b.mul(block, 2048))
+        _add_block(b, acc, here, lambda half, k, lane: _shifted(b, words[half][k], 4 * lane), d0)
+        return [*acc[0], *acc[1]]
+
+    acc = b.loop(b.ir.lshr(blocks, b.int(1)), [b.zero(f32, 16)] * 16, pair)
+    acc = b.loop(b.ir.and_(blocks, b.int(1)), acc, last)
     for half in range(2):
         b.store(sum_of_lanes(b, acc[8 * half : 8 * half + 8]), b.pointer(results, 64 * half), 64)
 
