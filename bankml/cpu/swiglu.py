@@ -1,6 +1,7 @@
 """SwiGLU with ggml's own expf, lane by lane as its AVX2 form computes it; libm's expf for what is left of a row."""
 
 import numpy as np
+from llvmlite import ir
 
 from bankml.cpu import pool
 from bankml.cpu.compile import inner, step
@@ -16,7 +17,8 @@ GROUP = 8  # the reference's vector: what is left of a row after whole groups ta
 def emit_expf(b, x):
     """ggml_v_expf of float32 lanes: 2^n * (1 + j), n by adding 1.5 * 2^23, j a polynomial in FMAs.
 
-    Where |n| > 126 the power is applied in two factors, and above 192 it is 0 or infinity.
+    Where |n| > 126 the power is applied in two factors, and above 192 it is 0 or infinity. That branch is taken only
+    where a lane needs it, for its denormal numbers are slow.
     """
     build, count = b.ir, x.type.count
 
@@ -39,13 +41,24 @@ def emit_expf(b, x):
     j = b.fma(b.fma(high, square, low), square, build.fmul(number("0x1.ffffecp-1"), rest))
     ordinary = b.fma(power, j, power)
     size = b.call(f"llvm.fabs.v{count}f32", x.type, [n])
+    is_far = build.fcmp_ordered(">", size, b.splat(f32, count, 126.0))
+    some = build.icmp_unsigned("!=", b.cast(is_far, ir.IntType(count)), ir.Constant(ir.IntType(count), 0))
+    before, rare, done = build.block, build.append_basic_block("far"), build.append_basic_block("done")
+    build.cbranch(some, rare, done)
+    build.position_at_end(rare)
     negative = build.fcmp_ordered("<=", n, b.zero(f32, count))
     part = build.select(negative, word(0x82000000 - (1 << 32)), word(0))
-    first = b.cast(build.add(part, word(0x7F000000)), vec(f32, count))
-    second = b.cast(build.sub(exponent, part), vec(f32, count))
+    first = b.cast(build.add(part, word(0x7F000000)), x.type)
+    second = b.cast(build.sub(exponent, part), x.type)
     far = build.fmul(b.fma(second, j, second), first)
     far = build.select(build.fcmp_ordered(">", size, b.splat(f32, count, 192.0)), build.fmul(first, first), far)
-    return build.select(build.fcmp_ordered(">", size, b.splat(f32, count, 126.0)), far, ordinary)
+    mixed, rare = build.select(is_far, far, ordinary), build.block
+    build.branch(done)
+    build.position_at_end(done)
+    result = build.phi(x.type)
+    result.add_incoming(ordinary, before)
+    result.add_incoming(mixed, rare)
+    return result
 
 
 def _emit_swiglu(b, gate, up, out, units, lanes):
