@@ -69,7 +69,7 @@ def _lane_sums(b, table, words):
 
 
 def _add_block(b, acc, table, index, d0):
-    """acc[half][lane] after one 128-block; index(half, 32-block, lane) gives the vector whose low bits are looked up."""
+    """acc[half][lane] after one 128-block; index(half, 32-block, lane) gives the vector of look-up bits."""
     for lane in range(8):
         words = [[index(half, k, lane) for k in range(4)] for half in range(2)]
         sums = _lane_sums(b, b.at(table, 256 * lane), words)
