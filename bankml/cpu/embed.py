@@ -6,6 +6,10 @@ from bankml.blocks import F16, Q1_0, Q2_0
 from bankml.cpu import pool
 from bankml.cpu.compile import inner, step
 from bankml.cpu.floats import arguments, half_to_f32, load_i64, load_u8, load_u16, store_f32, store_i64
+from bankml.cpu.level import level
+from bankml.cpu.simd import i16, vec, vector
+
+LANES = 16 if level() == "avx512" else 8
 
 
 @inner
@@ -30,9 +34,22 @@ def _row_q2_0(row, out, width):
             store_f32(out + 4 * (64 * block + i), np.float32(code - 1) * d)
 
 
+@vector
+def _widen(b, x, out, units):
+    """Halves to float32, `units` times LANES values."""
+
+    def one(i, carried):
+        value = b.half_to_f32(b.load(b.pointer(x, b.mul(i, 2 * LANES)), vec(i16, LANES)))
+        b.store(value, b.pointer(out, b.mul(i, 4 * LANES)))
+        return carried
+
+    b.loop(units, [], one)
+
+
 @inner
 def _row_f16(row, out, width):
-    for i in range(width):
+    _widen(row, out, width // LANES)
+    for i in range(width // LANES * LANES, width):
         store_f32(out + 4 * i, half_to_f32(load_u16(row + 2 * i)))
 
 
