@@ -79,7 +79,7 @@ class Template:
             messages = messages[:-1]
         with budget.rendering([self.text, messages, tools, kwargs]):
             messages = self._fitted(messages)
-            kwargs = {"enable_thinking": self.thinks} | kwargs
+            kwargs = {"enable_thinking": self.thinks, "preserve_reasoning": True} | kwargs
             prompt = self._run(messages, add_generation_prompt and not last, tools, kwargs)
             if last and (last["content"] or "reasoning_content" in last or "name" in last or "tool_call_id" in last):
                 prompt += self._opening(messages, tools, kwargs, last)
@@ -131,6 +131,15 @@ class Template:
     @cached_property
     def _thinking(self) -> tuple[str, str]:
         """What stands before and after the reasoning in an answer, white space included; empty where nothing is."""
+        if all(tag in self.text for tag in ("<tool_call>", "<function=", "<parameter=")):
+            return ("<think>\n", "\n</think>\n\n") if "<think>" in self.text else ("", "")
+        start, end = self._seen_thinking()
+        if not start and not end and "content.split('</think>')" in self.text and "reasoning_content" not in self.text:
+            return "<think>", "</think>"
+        return start, end
+
+    def _seen_thinking(self) -> tuple[str, str]:
+        """What shows of `_thinking` when the template is tried with and without reasoning."""
         user = {"role": "user", "content": USER}
         answer = {"role": "assistant", "content": ANSWER}
         shown = self._try([user, answer | {"reasoning_content": THOUGHT}], enable_thinking=True)
@@ -190,9 +199,12 @@ class Template:
     def _object_arguments(self) -> bool:
         """Whether the template reads the arguments of a tool call as an object."""
         call = {"id": "call00001", "type": "function", "function": {"name": "tool1", "arguments": {"arg": ARGUMENT}}}
-        user = {"role": "user", "content": USER}
+        schema = {"type": "object", "properties": {"arg": {"type": "string", "description": "d"}}, "required": ["arg"]}
+        tool = {"type": "function", "function": {"name": "tool1", "description": "d", "parameters": schema}}
+        user, answer = {"role": "user", "content": USER}, {"role": "assistant", "content": ANSWER}
         result = {"role": "tool", "content": ANSWER, "tool_call_id": "call00001"}
-        shown = self._try([user, {"role": "assistant", "content": "", "tool_calls": [call]}, result, user], True)
+        messages = [user, {"role": "assistant", "content": "", "tool_calls": [call]}, result, answer, user]
+        shown = self._try(messages, True, [tool])
         return bool(shown and ARGUMENT in shown)
 
 

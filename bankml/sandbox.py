@@ -64,8 +64,12 @@ class _Steps(list):
             yield item
 
 
+def _pairs(values):
+    return _steps(values.items() if isinstance(values, dict) else values)
+
+
 def _steps(values):
-    return _Steps(budget.keep(list(values)))
+    return _Steps(budget.keep([] if values is None else list(values)))
 
 
 def _concat(values):
@@ -75,7 +79,7 @@ def _concat(values):
 
 
 # Filters that `_Watch` puts into a template; a template cannot name them.
-HIDDEN = {" steps": _steps, " concat": _guarded(_concat), " keep": budget.keep}
+HIDDEN = {" steps": _steps, " pairs": _pairs, " concat": _guarded(_concat), " keep": budget.keep}
 
 
 class _Watch(NodeTransformer):
@@ -93,7 +97,7 @@ class _Watch(NodeTransformer):
         if node.recursive:
             raise SecurityError("uses a recursive loop")
         self.generic_visit(node)
-        node.iter = self._wrap(node.iter, " steps")
+        node.iter = self._wrap(node.iter, " pairs" if isinstance(node.target, nodes.Tuple) else " steps")
         return node
 
     def _join(self, node):

@@ -6,7 +6,6 @@ missing value that counts as empty text.
 """
 
 import json
-from functools import partial
 
 import jinja2
 from jinja2.runtime import ChainableUndefined, Undefined
@@ -61,7 +60,11 @@ def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=F
         budget.ask((indent + 1) * 4 * budget.weigh(value))
     comma, colon = separators or ((", " if indent is None else ","), ": ")
     budget.ask(budget.weigh(value) * (len(comma) + len(colon) + 6))
-    quote = partial(json.dumps, ensure_ascii=ensure_ascii)
+
+    def quote(text):
+        """A text in quotes; DEL stays as it is, which Python's encoder would escape."""
+        parts = (json.dumps(part, ensure_ascii=ensure_ascii)[1:-1] for part in text.split("\x7f"))
+        return '"' + "\x7f".join(parts) + '"'
 
     def write(part, level):
         if isinstance(part, str):
