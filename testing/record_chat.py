@@ -57,7 +57,11 @@ def assistant(rng, with_calls):
         message["reasoning_content"] = text(rng)
     if with_calls:
         message["tool_calls"] = [
-            {"type": "function", "id": f"call{n}", "function": {"name": "weather", "arguments": rng.choice((json.dumps, dict))(rng.choice(ARGUMENTS))}}
+            {
+                "type": "function",
+                "id": f"call{n}",
+                "function": {"name": "weather", "arguments": rng.choice((json.dumps, dict))(rng.choice(ARGUMENTS))},
+            }
             for n in range(rng.randint(1, 3))
         ]
         if rng.random() < 0.3:
@@ -74,13 +78,17 @@ def conversation(rng) -> dict:
         messages.append({"role": "user", "content": content(rng)})
         if rng.random() < 0.2:
             messages.append(assistant(rng, with_calls=True))
-            messages += [{"role": "tool", "content": content(rng), "tool_call_id": f"call{n}"} for n in range(rng.randint(1, 3))]
+            messages += [
+                {"role": "tool", "content": content(rng), "tool_call_id": f"call{n}"} for n in range(rng.randint(1, 3))
+            ]
         if rng.random() < 0.7:
             messages.append(assistant(rng, with_calls=False))
     if messages[-1]["role"] == "assistant" and rng.random() < 0.6:
         messages.append({"role": "user", "content": content(rng)})
     if rng.random() < 0.05:
-        messages.insert(rng.randrange(len(messages)), {"role": rng.choice(("narrator", "system", "tool")), "content": text(rng)})
+        messages.insert(
+            rng.randrange(len(messages)), {"role": rng.choice(("narrator", "system", "tool")), "content": text(rng)}
+        )
     request = {"messages": messages}
     if rng.random() < 0.3:
         request["chat_template_kwargs"] = {"enable_thinking": rng.random() < 0.5}
@@ -172,11 +180,16 @@ def main():
     requests = CHOSEN + [conversation(rng) for _ in range(COUNT - len(CHOSEN))]
     own = {"smollm2": None, "qwen3": vocab.qwen3_template(), "none": "chatml"}
     prompts = {name: replies(template, requests) for name, template in own.items()}
-    stamp = {"reference": server_stamp(), "input": {"sha256": vocab.SMOLLM2_SHA256, "tokenizer_qwen3_sha256": vocab.QWEN3_SHA256}}
+    stamp = {
+        "reference": server_stamp(),
+        "input": {"sha256": vocab.SMOLLM2_SHA256, "tokenizer_qwen3_sha256": vocab.QWEN3_SHA256},
+    }
     save("chat_prompts.json.gz", stamp | {"requests": requests, "prompts": prompts})
     some = requests[:2] + requests[4:6] + requests[13:16] + requests[len(CHOSEN) : len(CHOSEN) + 33]
     words = {name: {"template": template, "prompts": replies(template, some)} for name, template in OTHER.items()}
-    expressions = {text: replies(f"{{{{ {text} }}}}|{{{{ messages[0].content }}}}", requests[:1])[0] for text in EXPRESSIONS}
+    expressions = {
+        text: replies(f"{{{{ {text} }}}}|{{{{ messages[0].content }}}}", requests[:1])[0] for text in EXPRESSIONS
+    }
     save("chat_words.json.gz", stamp | {"requests": some, "templates": words, "expressions": expressions})
 
 

@@ -60,7 +60,9 @@ def edge_cases(specials) -> list[bytes]:
         "_" * 40 + "x", "x" + "=" * 80, "{\"a\": [1, 2.5e10, null]}", "\\u00e9", "<think>\n\n</think>\n\n", "<tool_call>{}</tool_call>", "</s>", "<s>",
     ]  # fmt: skip
     texts += [" ".join(pair) for pair in zip(specials, reversed(specials), strict=True)] + ["".join(specials)]
-    return [text.encode() for text in texts] + BROKEN + [b"a" + b + b"b " + b for b in BROKEN] + [bytes(range(256))[:0xF4]]
+    return (
+        [text.encode() for text in texts] + BROKEN + [b"a" + b + b"b " + b for b in BROKEN] + [bytes(range(256))[:0xF4]]
+    )
 
 
 def draw(rng, specials) -> bytes:
@@ -109,7 +111,10 @@ def record(name, model, specials, seed):
         [base64.b85encode(text).decode(), reference.tokenize(text), reference.tokenize(text, parse_special=False)]
         for text in texts_for(seed, specials)
     ]
-    pieces = {special: b"".join(reference.piece(i, special) + b"\n" for i in range(reference.n_tokens)) for special in (True, False)}
+    pieces = {
+        special: b"".join(reference.piece(i, special) + b"\n" for i in range(reference.n_tokens))
+        for special in (True, False)
+    }
     save(
         f"tokens_{name}.json.gz",
         {
@@ -137,7 +142,8 @@ def record_kinds():
     runs, before = [], ""
     with tempfile.TemporaryDirectory() as folder:
         path = vocab.write_gguf(
-            Path(folder) / "kinds.gguf", vocab.vocab_kv(tokens, [vocab.NORMAL] * len(tokens), merges, "qwen2", eos=0, bos=0)
+            Path(folder) / "kinds.gguf",
+            vocab.vocab_kv(tokens, [vocab.NORMAL] * len(tokens), merges, "qwen2", eos=0, bos=0),
         )
         reference = ReferenceVocab(path)
         for point in range(0x110000):
@@ -159,7 +165,10 @@ def small(tokens=(), merges=(), types=None, pre="qwen2", bytes_left_out="", **ke
 
 
 CONTROL, USER, UNKNOWN, UNUSED, BYTE = vocab.CONTROL, vocab.USER_DEFINED, vocab.UNKNOWN, vocab.UNUSED, vocab.BYTE
-HELLO = {"tokens": ["he", "ll", "hell", "hello", "Ġhello", "Ġ1"], "merges": ["h e", "l l", "he ll", "hell o", "Ġ hello", "Ġ 1"]}
+HELLO = {
+    "tokens": ["he", "ll", "hell", "hello", "Ġhello", "Ġ1"],
+    "merges": ["h e", "l l", "he ll", "hell o", "Ġ hello", "Ġ 1"],
+}
 
 # Vocabularies that show one rule of the loader each, named by it.
 VARIANTS = {
@@ -207,9 +216,18 @@ def record_variants():
                 "kv": kv,
                 "eog": reference.eog(),
                 **reference.ends(),
-                "pieces": [[reference.piece(i, special).hex() for i in range(reference.n_tokens)] for special in (True, False)],
+                "pieces": [
+                    [reference.piece(i, special).hex() for i in range(reference.n_tokens)] for special in (True, False)
+                ],
                 "cases": [
-                    [text, *(reference.tokenize(text.encode(), parse, add) for parse in (True, False) for add in (False, True))]
+                    [
+                        text,
+                        *(
+                            reference.tokenize(text.encode(), parse, add)
+                            for parse in (True, False)
+                            for add in (False, True)
+                        ),
+                    ]
                     for text in SHORT
                 ],
             }
@@ -217,7 +235,16 @@ def record_variants():
 
 
 if __name__ == "__main__":
-    smollm2 = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>", "<reponame>", "<file_sep>", "<empty_output>", "<jupyter_code>"]
+    smollm2 = [
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<repo_name>",
+        "<reponame>",
+        "<file_sep>",
+        "<empty_output>",
+        "<jupyter_code>",
+    ]
     qwen3 = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<|fim_prefix|>", "</s>", "<|file_sep|>"]  # fmt: skip
     record_variants()
     record("smollm2", vocab.smollm2_gguf(), smollm2, 1)
