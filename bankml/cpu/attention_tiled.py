@@ -140,23 +140,34 @@ def _maxima(b, scores, cells, maxima, new, change):
 
 
 @vector
-def _weights(b, scores, eights, maxima, factors, weight_sums):
-    """Scores (8 * eights, PANEL) become weights; weight_sums = weight_sums * factors + their sum, added in double."""
+def _exponentials(b, scores, cells, maxima):
+    """Scores (cells, PANEL) become weights: expf(score - the row's maximum)."""
+    wide = vec(f32, LANES)
+    sides = [4 * LANES * side for side in range(2)]
+    greatest = [b.load(b.pointer(maxima, offset), wide) for offset in sides]
+
+    def one(i, carried):
+        for offset, maximum in zip(sides, greatest, strict=True):
+            at = b.pointer(scores, b.add(b.mul(i, 4 * PANEL), offset))
+            b.store(emit_expf(b, b.ir.fsub(b.load(at, wide), maximum)), at)
+        return carried
+
+    b.loop(cells, [], one)
+
+
+@vector
+def _add_weights(b, weights, eights, factors, weight_sums):
+    """weight_sums = weight_sums * factors, plus weights (8 * eights, PANEL): 8 by 8, and those sums in double."""
     wide = vec(f32, LANES)
     for side in range(2):
         offset = 4 * LANES * side
-        maximum = b.load(b.pointer(maxima, offset), wide)
 
-        def one(i, carried, offset=offset, maximum=maximum):
-            e = []
-            for cell in range(EIGHT):
-                at = b.pointer(scores, b.add(b.mul(i, 4 * PANEL * EIGHT), 4 * PANEL * cell + offset))
-                e.append(emit_expf(b, b.ir.fsub(b.load(at, wide), maximum)))
-                b.store(e[-1], at)
-            while len(e) > 2:  # ((0+4)+(2+6)) and ((1+5)+(3+7))
+        def one(i, carried, offset=offset):
+            first = b.pointer(weights, b.add(b.mul(i, 4 * PANEL * EIGHT), offset))
+            e = [b.load(b.at(first, 4 * PANEL * cell), wide) for cell in range(EIGHT)]
+            while len(e) > 1:  # ((0+4)+(2+6)) + ((1+5)+(3+7))
                 e = [b.ir.fadd(x, y) for x, y in zip(e[: len(e) // 2], e[len(e) // 2 :], strict=True)]
-            added = b.ir.fadd(*e)
-            halves = [b.ir.fpext(half, vec(f64, LANES // 2)) for half in (b.low(added), b.high(added))]
+            halves = [b.ir.fpext(half, vec(f64, LANES // 2)) for half in (b.low(e[0]), b.high(e[0]))]
             return [b.ir.fadd(total, half) for total, half in zip(carried, halves, strict=True)]
 
         sums = b.loop(eights, [b.zero(f64, LANES // 2)] * 2, one)
@@ -209,7 +220,8 @@ def _tile_panel(keys, values, first, own, rows, size, scale, panel, work):
         change = load_f32(factors + 4 * row)
         store_f32(states + 4 * row, load_f32(new + 4 * row))
         store_f32(factors + 4 * row, expf(change) if change < np.float32(0) else np.float32(1))
-    _weights(scores, eights, states, factors, states + 4 * PANEL)
+    _exponentials(scores, EIGHT * eights, states)
+    _add_weights(scores, eights, factors, states + 4 * PANEL)
     for at in range(0, size, GROUP):
         _values(values + 4 * at, size, scores, EIGHT * eights, factors, totals + 4 * PANEL * at)
 
