@@ -21,6 +21,13 @@ _EXPORTS = {
     "Weights": "forward",
     "Params": "sampler",
     "Sampler": "sampler",
+    "Kernel": "cpu.attention",
+    "Rope": "cpu.rope",
+    "kernel_for": "cpu.attention",
+    "padded_kv": "cpu.attention",
+    "rms_norm_mul": "cpu.norm",
+    "swiglu": "cpu.swiglu",
+    "v_expf": "cpu.swiglu",
 }
 
 __all__ = [  # noqa: PLE0604
