@@ -177,7 +177,8 @@ class Template:
         if fitted and fitted[0]["role"] == "system" and not self._takes_system:
             first, *fitted = fitted
             if fitted:
-                fitted[0] = fitted[0] | {"content": f"{first['content']}\n{fitted[0]['content']}"}
+                texts = [_joined(message["content"], "\n") for message in (first, fitted[0])]
+                fitted[0] = fitted[0] | {"content": "\n".join(texts)}
         return fitted
 
     @cached_property
