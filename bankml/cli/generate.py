@@ -126,6 +126,7 @@ class Answer:
             n_ctx=n_ctx, max_tokens=args.max, stop=args.stop, n_ubatch=args.ubatch,
         )  # fmt: skip
         self.loaded_at = time.monotonic()
+        self.interrupts.check()
 
     def write(self):
         """Generate to the end; unless --json, write and flush whole characters as they come."""

@@ -9,8 +9,10 @@ import contextlib
 import hashlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -107,6 +109,29 @@ class _Told:
             print("bankml: compiling kernels (first run only)", file=sys.stderr, flush=True)
 
 
+@contextlib.contextmanager
+def _signals_put_off():
+    """Let Python's signal handlers wait until a kernel is through.
+
+    An exception that one raises in the midst of Numba or LLVM can be lost there, or end the process.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # handlers run in the main thread alone
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    came = []
+    for number in handlers:
+        signal.signal(number, lambda *about: came.append(about))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for about in came[:1]:
+            handlers[about[0]](*about)
+
+
 class Entry:
     """A function compiled to C on first use; `.address` is its int64 entry point."""
 
@@ -118,20 +143,24 @@ class Entry:
     def compiled(self) -> CFunc:
         """Numba's C callback, loaded from the cache or compiled."""
         if self._compiled is None:
-            arguments, result = self.signature
-            callback = CFunc(self.function, (arguments, result), {}, dict(POLICY))
-            folder = cache_folder()
-            if folder is not None:
-                before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
-                try:
-                    callback._cache = _StepCache(self.function)
-                finally:
-                    numba.config.CACHE_DIR = before
-            original = callback._compile_uncached
-            callback._compile_uncached = lambda: (_Told.once(), original())[1]
-            callback.compile()
-            self._compiled = callback
+            with _signals_put_off():
+                self._compiled = self._compile()
         return self._compiled
+
+    def _compile(self) -> CFunc:
+        arguments, result = self.signature
+        callback = CFunc(self.function, (arguments, result), {}, dict(POLICY))
+        folder = cache_folder()
+        if folder is not None:
+            before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
+            try:
+                callback._cache = _StepCache(self.function)
+            finally:
+                numba.config.CACHE_DIR = before
+        original = callback._compile_uncached
+        callback._compile_uncached = lambda: (_Told.once(), original())[1]
+        callback.compile()
+        return callback
 
     @property
     def address(self) -> int:
