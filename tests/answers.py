@@ -1,4 +1,4 @@
-"""Questions to SmolLM2-135M-Instruct (F16) that the reference answered: the command must answer them token for token."""
+"""Questions to SmolLM2-135M-Instruct (F16) that the reference answered: the command must answer so, token for token."""
 
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 GREEDY = {"temperature": 0.0, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "seed": 1}
