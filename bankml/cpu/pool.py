@@ -2,8 +2,11 @@
 
 A program is an int64 array (n_steps, RECORD); a record holds the step's entry point, whether a barrier follows,
 a work counter in a cache line of its own, and the step's arguments. A run is one call from Python: it wakes the
-threads, every one of them goes through all the steps, and the last barrier ends it. Between runs the threads sleep
-in `sem_wait`. Waiting inside a run spins briefly and then yields, since a machine may have fewer cores than threads.
+workers, every one of them goes through all the steps, and the last barrier ends it. Between runs the workers sleep in
+`sem_wait`. Waiting inside a run spins briefly and then sleeps, since another program may want the core.
+
+`threads` is how many shares the work of a step is cut into; it decides no bit. There are as many workers, but no more
+than cores: more would only wait for each other.
 """
 
 import atexit
@@ -18,17 +21,23 @@ from numba.core import types
 
 from bankml.cpu.compile import entry, inner
 from bankml.cpu.floats import WORDS, fetch_add, load_i64, store_i64
-from bankml.cpu.simd import i32, i64, vector, void
+from bankml.cpu.simd import i64, vector, void
 from bankml.errors import UsageError
 
-RECORD = 64  # int64 words: entry point, barrier flag, .., counter (word 8), .., arguments from word 16
-ENTRY, BARRIER, COUNTER, ARGUMENTS = 0, 1, 8, WORDS
+RECORD = 64  # int64 words: entry point, barrier flag, cycles spent, .., counter (word 8), .., arguments from word 16
+ENTRY, BARRIER, CYCLES, COUNTER, ARGUMENTS = 0, 1, 2, 8, WORDS
 MAX_THREADS = 64
-SPINS = 2000
+SPIN_CYCLES = 50_000  # of the time stamp counter, some 20 us: then a waiting thread sleeps
+SYS_FUTEX, FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 202, 128, 129
 
-# The mailbox, int64 words: arrived (0), generation (8), program (16), steps (17), threads (18), stop (19);
-# from word 32 on, one sem_t (32 bytes) per thread in a cache line of its own.
-ARRIVED, GENERATION, PROGRAM, STEPS, THREADS, STOP, SEMAPHORES, LINE = 0, 64, 128, 136, 144, 152, 256, 64
+# The mailbox, byte offsets, what threads change apart in cache lines of their own; from SEMAPHORES on, one sem_t per
+# worker. TIMEOUT is a timespec of one second: no slip of ours may become a hang.
+ARRIVED, GENERATION, SLEEPERS, LINE = 0, 64, 128, 64
+PROGRAM, STEPS, SHARES, WORKERS, STOP, TIMEOUT, SEMAPHORES = 192, 200, 208, 216, 224, 232, 256
+
+syscall = types.ExternalFunction("syscall", types.int64(*[types.int64] * 7))
+sem_wait = types.ExternalFunction("sem_wait", types.int32(types.int64))
+sem_post = types.ExternalFunction("sem_post", types.int32(types.int64))
 
 
 @vector
@@ -40,38 +49,53 @@ def call_step(b, address, record, thread, threads):
     b.ir.call(b.ir.inttoptr(address, kind.as_pointer()), [record, thread, threads])
 
 
+@vector(returns=types.int64)
+def cycles(b):
+    """The time stamp counter, which runs at a constant rate."""
+    return b.call("llvm.readcyclecounter", i64, [])
+
+
+@vector(returns=types.int64)
+def look(b, address):
+    """An int64 in memory that other threads change."""
+    return b.ir.load_atomic(b.pointer(address), "seq_cst", 8, typ=i64)
+
+
+@vector(returns=types.int64)
+def raise_by(b, address, amount):
+    """Add to an int64 that other threads watch, all that came before being visible to them; returns what was there."""
+    return b.ir.atomic_rmw("add", b.pointer(address), amount, "seq_cst")
+
+
 @vector
-def barrier(b, mailbox, threads):
-    """Wait until all threads are here: count up, the last one opens the next generation, the others watch it."""
-    build = b.ir
-    arrived, generation = b.pointer(mailbox, ARRIVED), b.pointer(mailbox, GENERATION)
-    now = build.load_atomic(generation, "acquire", 8, typ=i64)
-    order = build.atomic_rmw("add", arrived, b.int(1), "acq_rel")
-    is_last = build.icmp_signed("==", order, build.sub(threads, b.int(1)))
-    before = build.block
-    last, spin, pause, give_way, done = (
-        build.append_basic_block(name) for name in ("last", "spin", "pause", "give_way", "done")
-    )
-    build.cbranch(is_last, last, spin)
-    build.position_at_end(last)
-    build.atomic_rmw("xchg", arrived, b.int(0), "monotonic")
-    build.atomic_rmw("add", generation, b.int(1), "release")
-    build.branch(done)
-    build.position_at_end(spin)
-    spins = build.phi(i64)
-    seen = build.load_atomic(generation, "acquire", 8, typ=i64)
-    build.cbranch(build.icmp_signed("!=", seen, now), done, pause)
-    build.position_at_end(pause)
+def rest(b):
+    """A moment's pause inside a spin."""
     b.call("llvm.x86.sse2.pause", void, [])
-    more = b.add(spins, 1)
-    build.cbranch(build.icmp_signed(">", more, b.int(SPINS)), give_way, spin)
-    build.position_at_end(give_way)
-    b.call("sched_yield", i32, [])
-    build.branch(spin)
-    spins.add_incoming(b.int(0), before)
-    spins.add_incoming(more, pause)
-    spins.add_incoming(b.int(SPINS), give_way)
-    build.position_at_end(done)
+
+
+@inner
+def barrier(mailbox, threads):
+    """Wait until all threads are here: the last one opens the next generation, the others watch it, then sleep.
+
+    Sleeping, not yielding: a core that falls idle takes over the thread that is waited for, if that one was put off its
+    own core by another program.
+    """
+    generation, sleepers = mailbox + GENERATION, mailbox + SLEEPERS
+    now = look(generation)
+    if raise_by(mailbox + ARRIVED, 1) == threads - 1:
+        store_i64(mailbox + ARRIVED, 0)
+        raise_by(generation, 1)
+        if look(sleepers) > 0:
+            syscall(SYS_FUTEX, generation, FUTEX_WAKE_PRIVATE, MAX_THREADS, 0, 0, 0)
+        return
+    since = cycles()
+    while look(generation) == now:
+        rest()
+        if cycles() - since > SPIN_CYCLES:
+            raise_by(sleepers, 1)
+            while look(generation) == now:
+                syscall(SYS_FUTEX, generation, FUTEX_WAIT_PRIVATE, now & 0xFFFFFFFF, mailbox + TIMEOUT, 0, 0)
+            raise_by(sleepers, -1)
 
 
 @inner
@@ -81,44 +105,44 @@ def next_item(record):
 
 
 @inner
-def _execute(program, steps, thread, threads, mailbox):
+def _execute(mailbox, worker):
+    """Go through the posted program as one of its workers: of every step the shares worker, worker + workers, ..."""
+    program, steps = load_i64(mailbox + PROGRAM), load_i64(mailbox + STEPS)
+    shares, workers = load_i64(mailbox + SHARES), load_i64(mailbox + WORKERS)
+    before = cycles()
     for i in range(steps):
         record = program + 8 * RECORD * i
-        call_step(load_i64(record + 8 * ENTRY), record, thread, threads)
-        if threads > 1 and load_i64(record + 8 * BARRIER) != 0:
-            barrier(mailbox, threads)
-
-
-sem_wait = types.ExternalFunction("sem_wait", types.int32(types.int64))
-sem_post = types.ExternalFunction("sem_post", types.int32(types.int64))
+        for share in range(worker, shares, workers):
+            call_step(load_i64(record + 8 * ENTRY), record, share, shares)
+        if workers > 1 and (i == steps - 1 or load_i64(record + 8 * BARRIER) != 0):
+            barrier(mailbox, workers)
+        if worker == 0:  # what a step takes, waiting for the others included
+            now = cycles()
+            store_i64(record + 8 * CYCLES, load_i64(record + 8 * CYCLES) + now - before)
+            before = now
 
 
 @entry(types.void, types.int64, types.int64)
-def serve(mailbox, thread):
-    """A pool thread's whole life: sleep, run the posted program, sleep again, until told to stop."""
+def serve(mailbox, worker):
+    """A worker's whole life: sleep, run the posted program, sleep again, until told to stop."""
     while True:
-        while sem_wait(mailbox + SEMAPHORES + LINE * thread) != 0:
+        while sem_wait(mailbox + SEMAPHORES + LINE * worker) != 0:
             pass
         if load_i64(mailbox + STOP) != 0:
             return
-        threads = load_i64(mailbox + THREADS)
-        _execute(load_i64(mailbox + PROGRAM), load_i64(mailbox + STEPS), thread, threads, mailbox)
-        barrier(mailbox, threads)
+        _execute(mailbox, worker)
 
 
-@entry(types.void, types.int64, types.int64, types.int64, types.int64)
-def run(mailbox, program, steps, threads):
-    """Run a program on all threads, the caller being thread 0; returns when every thread is through."""
+@entry(types.void, types.int64, types.int64, types.int64)
+def run(mailbox, program, steps):
+    """Run a program on all workers, the caller being the first; returns when every one of them is through."""
     for i in range(steps):
         store_i64(program + 8 * (RECORD * i + COUNTER), 0)
     store_i64(mailbox + PROGRAM, program)
     store_i64(mailbox + STEPS, steps)
-    store_i64(mailbox + THREADS, threads)
-    for thread in range(1, threads):
-        sem_post(mailbox + SEMAPHORES + LINE * thread)
-    _execute(program, steps, 0, threads, mailbox)
-    if threads > 1:
-        barrier(mailbox, threads)
+    for worker in range(1, load_i64(mailbox + WORKERS)):
+        sem_post(mailbox + SEMAPHORES + LINE * worker)
+    _execute(mailbox, 0)
 
 
 def thread_count(asked=None) -> int:
@@ -137,41 +161,42 @@ class Pool:
 
     def __init__(self, threads=None):
         self.threads = thread_count(threads)
+        self.workers = min(self.threads, len(os.sched_getaffinity(0)))
         self._lock = threading.Lock()
-        self._run = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(run.address)
+        self._run = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)(run.address)
         self._start()
         _pools.add(self)
 
     def _start(self):
         libc = ctypes.CDLL(None)
-        self._memory = np.zeros(SEMAPHORES // 8 + (LINE // 8) * (self.threads + 2), np.int64)
+        self._memory = np.zeros(SEMAPHORES // 8 + (LINE // 8) * (self.workers + 2), np.int64)
         self._mailbox = (self._memory.ctypes.data + LINE - 1) // LINE * LINE
-        self._workers = []
-        serve_c = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(serve.address) if self.threads > 1 else None
-        for number in range(1, self.threads):
+        for offset, value in ((SHARES, self.threads), (WORKERS, self.workers), (TIMEOUT, 1)):
+            ctypes.c_int64.from_address(self._mailbox + offset).value = value
+        self._helpers = []
+        for number in range(1, self.workers):
             libc.sem_init(ctypes.c_void_p(self._mailbox + SEMAPHORES + LINE * number), 0, 0)
-            worker = threading.Thread(
-                target=serve_c, args=(self._mailbox, number), name=f"bankml-{number}", daemon=True
-            )
-            worker.start()
-            self._workers.append(worker)
+            life = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(serve.address)
+            name = f"bankml-{number}"
+            self._helpers.append(threading.Thread(target=life, args=(self._mailbox, number), name=name, daemon=True))
+            self._helpers[-1].start()
 
     def run(self, program: np.ndarray):
         """Run a program, an int64 array (n_steps, RECORD), to its end."""
         with self._lock:
-            self._run(self._mailbox, program.ctypes.data, len(program), self.threads)
+            self._run(self._mailbox, program.ctypes.data, len(program))
 
     def close(self):
         """End the threads; the pool cannot run any more."""
         with self._lock:
-            workers, self._workers, self.threads = self._workers, [], 1
-            if workers:
-                ctypes.c_int64.from_address(self._mailbox + STOP).value = 1
-                post = ctypes.CDLL(None).sem_post
-                for number in range(1, len(workers) + 1):
-                    post(ctypes.c_void_p(self._mailbox + SEMAPHORES + LINE * number))
-                for worker in workers:
-                    worker.join(timeout=5)
+            helpers, self._helpers = self._helpers, []
+            ctypes.c_int64.from_address(self._mailbox + WORKERS).value = 1
+            ctypes.c_int64.from_address(self._mailbox + STOP).value = 1
+            post = ctypes.CDLL(None).sem_post
+            for number in range(1, len(helpers) + 1):
+                post(ctypes.c_void_p(self._mailbox + SEMAPHORES + LINE * number))
+            for helper in helpers:
+                helper.join(timeout=5)
 
     def _after_fork(self):
         """A child process has none of our threads: start new ones."""
