@@ -334,7 +334,7 @@ sys.exit(code)
 
 
 def measured(path, tmp_path, command="guard"):
-    """(exit code, stderr, seconds, peak resident MB) of a command; a child's ru_maxrss would count its parent's pages."""
+    """(exit code, stderr, seconds, peak resident MB) of a command; ru_maxrss would count the parent's pages too."""
     start = time.monotonic()
     arguments = [sys.executable, "-c", PEAK, str(tmp_path / "peak"), command, str(path)]
     done = subprocess.run(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
