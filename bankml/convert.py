@@ -119,10 +119,10 @@ def _appearing(target):
     """A new file, written under a temporary name beside `target`, that takes its name once all is well and on disk."""
     part = target.parent / f".bankml-{os.getpid()}-{secrets.token_hex(4)}.part"
     try:
-        file = open(part, "xb")  # noqa: SIM115 - so that what fails within is not taken for this
-    except OSError as error:
-        raise UsageError(f"{target.parent}: cannot write there ({error.strerror})") from None
-    try:
+        try:
+            file = open(part, "xb")  # noqa: SIM115 - so that what fails within is not taken for this
+        except OSError as error:
+            raise UsageError(f"{target.parent}: cannot write there ({error.strerror})") from None
         with file:
             yield file
             file.flush()

@@ -138,7 +138,10 @@ def _open_missing_streams():
 def console():
     """Entry point of the `bankml` script: leaves with the command's exit code."""
     _open_missing_streams()
-    code = main()
+    try:
+        code = main()
+    except SystemExit as leaving:  # argparse, after --help or a usage error
+        code = leaving.code
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # while the interpreter ends, Ctrl-C is no KeyboardInterrupt any more
     try:
         sys.stdout.flush()
@@ -146,6 +149,7 @@ def console():
         _leave_stdout()
     except OSError as error:
         _leave_stdout()
-        _complain(f"bankml: stdout: {error.strerror}")
+        if not code:  # else it has been said
+            _complain(f"bankml: stdout: {error.strerror}")
         code = code or 1
     sys.exit(code)
