@@ -1,11 +1,13 @@
 """Token ids in, logits out: the graph llama.cpp b11192 builds for Qwen3 and Llama, in the same float order.
 
 `Weights` holds a model's memory map and the pool; caches belong to the caller. One caller at a time per `Weights`: a
-second waits. A call that fails or is interrupted leaves every cache at its former length.
+second waits. A call that fails or is interrupted leaves every cache at its former length. What is handed to a kernel is
+checked first: the kernels themselves know only addresses.
 """
 
 import os
 import threading
+from contextlib import contextmanager
 from enum import Enum
 
 import numpy as np
@@ -17,7 +19,7 @@ from bankml.errors import UsageError
 from bankml.gguf import Map
 from bankml.guard import guard
 from bankml.kv_cache import KvCache, KvType
-from bankml.pieces import Pieces
+from bankml.pieces import Pieces, rows_of
 
 N_UBATCH = 512
 MAX_UBATCH = 4096
@@ -51,6 +53,7 @@ class Weights(Pieces):
         self.map = Map(header)
         self._layers = {}
         self._lock = threading.RLock()
+        self._busy = self._closed = False
 
     @classmethod
     def open(cls, path, *, gpu=None, threads=None) -> "Weights":
@@ -63,11 +66,29 @@ class Weights(Pieces):
         return cls(verdict.header, verdict.plan, threads=threads)
 
     def close(self):
-        """End the threads and unmap the file; the object cannot be used any more."""
+        """End the threads and unmap the file; the object cannot be used any more. A second time changes nothing."""
         with self._lock:
-            self.pool.close()
-            self._layers = {}
-            self.map.close()
+            if self._closed:
+                return
+            with self._alone():
+                self._closed = True
+                self.pool.close()
+                self._layers = {}
+                self.map.close()
+
+    @contextmanager
+    def _alone(self):
+        """Wait for other callers. Raises UsageError where this one cannot go on: after `close`, or from an `each`."""
+        with self._lock:
+            if self._closed:
+                raise UsageError("these weights are closed; open the model again")
+            if self._busy:
+                raise UsageError("these weights are in the midst of a call; its `each` cannot call them")
+            try:
+                self._busy = True
+                yield
+            finally:
+                self._busy = False
 
     def __enter__(self):
         return self
@@ -78,8 +99,6 @@ class Weights(Pieces):
     def caches(self, kind: KvType = KvType.F16, n_ctx: int | None = None) -> list[KvCache]:
         """One empty cache per layer, for up to `n_ctx` cells (the trained context if None)."""
         n_ctx = self.shape.n_ctx_train if n_ctx is None else n_ctx
-        if n_ctx < 1:
-            raise UsageError(f"a context of {n_ctx} cells; it takes 1 or more")
         return [KvCache(self.shape.n_head_kv * self.shape.head_dim, n_ctx, kind) for _ in range(self.shape.n_layer)]
 
     def prefill(self, caches, tokens, each=None, n_ubatch=N_UBATCH) -> np.ndarray:
@@ -92,17 +111,16 @@ class Weights(Pieces):
         each(layer, first_row, l_out) is given every layer's rows, float32 (rows, n_embd), of each micro-batch; the last
         layer has output rows only. Raises UsageError for tokens outside the vocabulary or more than the caches hold.
         """
-        tokens = self._checked(caches, tokens, n_ubatch)
-        start, results = len(caches[0]), [np.empty((0, self.shape.n_embd), np.float32)]
-        with self._lock:
+        tokens, outputs = self._ids(tokens), Outputs(outputs)
+        _check_ubatch(n_ubatch)
+        results = [np.empty((0, self.shape.n_embd), np.float32)]
+        with self._alone(), self._growing(caches, len(tokens)) as start:
             layers = self._layers_of(n_ubatch)
             for first in range(0, len(tokens), n_ubatch):
                 batch = tokens[first : first + n_ubatch]
                 n_out = {Outputs.NONE: 0, Outputs.ALL: len(batch)}.get(outputs, int(first + n_ubatch >= len(tokens)))
                 kernel = kernel_for(len(batch), start + first + len(batch), self.llama_threads)
                 results.append(self._micro_batch(layers, caches, batch, start + first, n_out, kernel, each, first))
-            for cache in caches:
-                cache.length = start + len(tokens)
         return np.concatenate(results)
 
     def logits(self, result_norm) -> np.ndarray:
@@ -115,9 +133,10 @@ class Weights(Pieces):
         One product per `n_ubatch` rows, counted from row 0, as in the call that made them with `Outputs.ALL`: for F16
         one row and more rows take different product paths.
         """
-        rows = np.ascontiguousarray(rows, np.float32).reshape(-1, self.shape.n_embd)
+        rows = rows_of(rows, self.shape.n_embd)
+        _check_ubatch(n_ubatch)
         out = np.empty((len(rows), self.shape.n_vocab), np.float32)
-        with self._lock:
+        with self._alone():
             layers = self._layers_of(n_ubatch)
             for first in range(0, len(rows), n_ubatch):
                 part = rows[first : first + n_ubatch]
@@ -134,12 +153,9 @@ class Weights(Pieces):
 
     def step_with(self, caches, token: int, kernel: Kernel) -> np.ndarray:
         """One token at the next position with a given attention kernel; returns result_norm, float32 (n_embd,)."""
-        tokens = self._checked(caches, (token,), N_UBATCH)
-        with self._lock:
-            rows = self._micro_batch(self._layers_of(N_UBATCH), caches, tokens, len(caches[0]), 1, kernel, None, 0)
-            for cache in caches:
-                cache.length += 1
-        return rows[0]
+        tokens = self._ids((token,))
+        with self._alone(), self._growing(caches, 1) as start:
+            return self._micro_batch(self._layers_of(N_UBATCH), caches, tokens, start, 1, kernel, None, 0)[0]
 
     def _micro_batch(self, layers, caches, tokens, position, n_out, kernel, each, first):
         """One micro-batch through the model: whole, layer by layer (so that Ctrl-C is heard), or group by group."""
@@ -167,21 +183,36 @@ class Weights(Pieces):
             self._layers = {"rows": rows, "driver": Layers(self.plan, self.map, rows, self.threads)}
         return self._layers["driver"]
 
-    def _checked(self, caches, tokens, n_ubatch) -> np.ndarray:
-        tokens = np.asarray(tokens, np.int64).reshape(-1)
-        if not len(tokens):
-            raise UsageError("no tokens to run")
-        outside = tokens[(tokens < 0) | (tokens >= self.shape.n_vocab)]
-        if len(outside):
-            raise UsageError(f"token {outside[0]} is outside the vocabulary of {self.shape.n_vocab}")
-        if not 1 <= n_ubatch <= MAX_UBATCH:
-            raise UsageError(f"a micro-batch of {n_ubatch} tokens; it takes 1 to {MAX_UBATCH}")
-        if len(caches) != self.shape.n_layer or len({len(cache) for cache in caches}) != 1:
+    @contextmanager
+    def _growing(self, caches, count):
+        """Check that the caches take `count` more cells; yields how many they hold, and in the end they hold more."""
+        start = self._room(caches, count)
+        try:
+            yield start
+            for cache in caches:
+                cache.length = start + count
+        except BaseException:
+            for cache in caches:
+                cache.length = start
+            raise
+
+    def _room(self, caches, count) -> int:
+        """How many cells these caches hold. Raises UsageError unless they are this model's, with room for `count`."""
+        width, n_layer = self.shape.n_head_kv * self.shape.head_dim, self.shape.n_layer
+        kinds = {(type(cache), getattr(cache, "width", 0), getattr(cache, "length", 0)) for cache in caches}
+        if len(set(map(id, caches))) != n_layer or len(caches) != n_layer or len(kinds) != 1:
             raise UsageError(
-                f"{len(caches)} caches of unequal length or number; this model has {self.shape.n_layer} layers"
+                f"{len(caches)} caches of unequal length or number; this model has {n_layer} layers, with one each"
             )
-        if len(caches[0]) + len(tokens) > caches[0].capacity:
-            raise UsageError(
-                f"{len(tokens)} tokens after {len(caches[0])} do not fit a context of {caches[0].capacity} tokens"
-            )
-        return tokens
+        ((kind, found, start),) = kinds
+        if kind is not KvCache or found != width:
+            raise UsageError(f"not this model's caches, with {width} values in a row; make them with caches()")
+        capacity = min(cache.capacity for cache in caches)
+        if not 0 <= start <= capacity - count:
+            raise UsageError(f"{count} tokens after {start} do not fit a context of {capacity} tokens")
+        return start
+
+
+def _check_ubatch(n_ubatch):
+    if not isinstance(n_ubatch, int | np.integer) or not 1 <= n_ubatch <= MAX_UBATCH:
+        raise UsageError(f"a micro-batch of {n_ubatch} tokens; it takes 1 to {MAX_UBATCH}")

@@ -1,13 +1,14 @@
 """GGUF models: the header of all their parts, whether the data is all there, and the read-only map of the weights."""
 
 import mmap
+import os
 import re
 from pathlib import Path
 
 import numpy as np
 
 from bankml.blocks import F32, Q2_0
-from bankml.errors import NeedMore, Refused
+from bankml.errors import NeedMore, Refused, UsageError
 from bankml.gguf_header import G128_HINT, Header, Tensor, group_128, map_file, pad, read_part
 from bankml.gguf_values import Strings, Values, printable
 
@@ -22,7 +23,7 @@ def read_header(path) -> Header:
     Raises UsageError (no such file, or not a regular one), NeedMore (a cut header, a missing part) or Refused. It does
     not look at the data: `check_spans` does.
     """
-    path = Path(path)
+    path = Path(os.fsdecode(path))
     header = read_part(path, 0)
     count = header.kv.get("split.count", 1)
     if header.kv.kind("split.count") not in (None, "u16"):
@@ -128,8 +129,15 @@ class Map:
             part.madvise(mmap.MADV_WILLNEED)
         self._bytes = [np.frombuffer(part, np.uint8) for part in self._maps]
 
+    def _tensor(self, name: str) -> Tensor:
+        if not self._bytes:
+            raise UsageError("the model's map is closed")
+        if name not in self._tensors:
+            raise UsageError(f"the model has no tensor '{name}'")
+        return self._tensors[name]
+
     def _span(self, name: str) -> tuple[Tensor, np.ndarray]:
-        tensor = self._tensors[name]
+        tensor = self._tensor(name)
         return tensor, self._bytes[tensor.part][tensor.offset : tensor.offset + tensor.nbytes]
 
     def tensor(self, name: str) -> np.ndarray:
@@ -147,7 +155,7 @@ class Map:
 
     def address(self, name: str) -> int:
         """Where the tensor's first byte is in memory, for as long as the map is open."""
-        tensor = self._tensors[name]
+        tensor = self._tensor(name)
         return self._bytes[tensor.part].ctypes.data + tensor.offset
 
     @property

@@ -294,8 +294,8 @@ def _check_regular(path: Path) -> int:
     """The file's size in bytes; UsageError where there is no regular file."""
     try:
         info = os.stat(path)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # a ValueError for a zero byte in the name
+        raise UsageError(f"{path}: {getattr(error, 'strerror', error)}") from None
     if not stat.S_ISREG(info.st_mode):
         raise UsageError(f"{path}: not a regular file")
     return info.st_size

@@ -1,6 +1,7 @@
 """The K/V cache of one layer: a row per cell, K and V apart, in address space reserved whole and filled as it grows."""
 
 import mmap
+import operator
 import os
 from enum import Enum
 
@@ -49,8 +50,12 @@ class KvCache:
     """
 
     def __init__(self, width: int, n_ctx: int, kind: KvType = KvType.F16):
-        if kind is not KvType.F16:
+        if kind is KvType.Q8_0:
             raise Refused(f"a {kind.value} cache is not in this version; use f16")
+        if not isinstance(kind, KvType):
+            raise UsageError(f"cache type {kind!r}; it takes one of {', '.join(map(str, KvType))}")
+        if operator.index(n_ctx) < 1:
+            raise UsageError(f"a context of {n_ctx} cells; it takes 1 or more")
         self.kind, self.width, self.capacity, self.length = kind, width, padded(n_ctx), 0
         self.row_bytes = 2 * width
         self._k, self._v = self._reserve(), self._reserve()
@@ -60,10 +65,10 @@ class KvCache:
         size = self.capacity * self.row_bytes
         try:
             return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             raise UsageError(
-                f"no room for a cache of {self.capacity} cells ({size / 1e6:.0f} MB): {error.strerror}; "
-                "use a smaller context"
+                f"no room for a cache of {self.capacity} cells ({size // 10**6} MB): "
+                f"{getattr(error, 'strerror', error)}; use a smaller context"
             ) from None
 
     def __len__(self):
@@ -83,6 +88,7 @@ class KvCache:
 
     def truncate(self, n: int):
         """Keep the first `n` cells, as llama.cpp's seq_rm does, and give the memory after them back."""
+        n = operator.index(n)
         if not 0 <= n <= self.length:
             raise UsageError(f"cannot keep {n} of {self.length} cells")
         start, end = padded(n) * self.row_bytes, padded(self.length) * self.row_bytes
