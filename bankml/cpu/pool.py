@@ -33,11 +33,17 @@ SYS_FUTEX, FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 202, 128, 129
 # The mailbox, byte offsets, what threads change apart in cache lines of their own; from SEMAPHORES on, one sem_t per
 # worker. TIMEOUT is a timespec of one second: no slip of ours may become a hang.
 ARRIVED, GENERATION, SLEEPERS, LINE = 0, 64, 128, 64
-PROGRAM, STEPS, SHARES, WORKERS, STOP, TIMEOUT, SEMAPHORES = 192, 200, 208, 216, 224, 232, 256
+PROGRAM, STEPS, SHARES, WORKERS, STOP, TIMEOUT = 192, 200, 208, 216, 224, 232
+ALLOWED, MASKS, SEMAPHORES = 256, 384, 384 + 128 * MAX_THREADS
+MASK_WORDS = 16  # of a CPU mask of 1,024 bits: the one this process has, then a scratch one for each worker
+CPU = 64  # a worker's line: its semaphore, and from here on the core it was last seen on
+LINES = 128
 
 syscall = types.ExternalFunction("syscall", types.int64(*[types.int64] * 7))
 sem_wait = types.ExternalFunction("sem_wait", types.int32(types.int64))
 sem_post = types.ExternalFunction("sem_post", types.int32(types.int64))
+sched_getcpu = types.ExternalFunction("sched_getcpu", types.int32())
+sched_setaffinity = types.ExternalFunction("sched_setaffinity", types.int32(types.int32, types.int64, types.int64))
 
 
 @vector
@@ -74,7 +80,30 @@ def rest(b):
 
 
 @inner
-def barrier(mailbox, threads):
+def _spread(mailbox, worker, workers):
+    """Say which core this worker is on, and leave it if another one is there too.
+
+    Threads that wake each other are put on one core by the system as soon as the others have anything to do, however
+    little; it takes its time to part them again.
+    """
+    here, alone, mask = np.int64(sched_getcpu()), True, mailbox + MASKS + 8 * MASK_WORDS * worker
+    store_i64(mailbox + SEMAPHORES + LINES * worker + CPU, here)
+    for word in range(MASK_WORDS):
+        store_i64(mask + 8 * word, load_i64(mailbox + ALLOWED + 8 * word))
+    for other in range(workers):
+        if other != worker:
+            taken = load_i64(mailbox + SEMAPHORES + LINES * other + CPU)
+            alone &= taken != here
+            if taken >= 0:
+                place = mask + 8 * (taken >> 6 & MASK_WORDS - 1)
+                store_i64(place, load_i64(place) & ~(1 << (taken & 63)))
+    if not alone and sched_setaffinity(0, 8 * MASK_WORDS, mask) == 0:
+        sched_setaffinity(0, 8 * MASK_WORDS, mailbox + ALLOWED)
+        store_i64(mailbox + SEMAPHORES + LINES * worker + CPU, np.int64(sched_getcpu()))
+
+
+@inner
+def barrier(mailbox, worker, threads):
     """Wait until all threads are here: the last one opens the next generation, the others watch it, then sleep.
 
     Sleeping, not yielding: a core that falls idle takes over the thread that is waited for, if that one was put off its
@@ -96,6 +125,7 @@ def barrier(mailbox, threads):
             while look(generation) == now:
                 syscall(SYS_FUTEX, generation, FUTEX_WAIT_PRIVATE, now & 0xFFFFFFFF, mailbox + TIMEOUT, 0, 0)
             raise_by(sleepers, -1)
+            _spread(mailbox, worker, threads)
 
 
 @inner
@@ -109,13 +139,15 @@ def _execute(mailbox, worker):
     """Go through the posted program as one of its workers: of every step the shares worker, worker + workers, ..."""
     program, steps = load_i64(mailbox + PROGRAM), load_i64(mailbox + STEPS)
     shares, workers = load_i64(mailbox + SHARES), load_i64(mailbox + WORKERS)
+    if workers > 1:
+        _spread(mailbox, worker, workers)
     before = cycles()
     for i in range(steps):
         record = program + 8 * RECORD * i
         for share in range(worker, shares, workers):
             call_step(load_i64(record + 8 * ENTRY), record, share, shares)
         if workers > 1 and (i == steps - 1 or load_i64(record + 8 * BARRIER) != 0):
-            barrier(mailbox, workers)
+            barrier(mailbox, worker, workers)
         if worker == 0:  # what a step takes, waiting for the others included
             now = cycles()
             store_i64(record + 8 * CYCLES, load_i64(record + 8 * CYCLES) + now - before)
@@ -126,7 +158,7 @@ def _execute(mailbox, worker):
 def serve(mailbox, worker):
     """A worker's whole life: sleep, run the posted program, sleep again, until told to stop."""
     while True:
-        while sem_wait(mailbox + SEMAPHORES + LINE * worker) != 0:
+        while sem_wait(mailbox + SEMAPHORES + LINES * worker) != 0:
             pass
         if load_i64(mailbox + STOP) != 0:
             return
@@ -141,7 +173,7 @@ def run(mailbox, program, steps):
     store_i64(mailbox + PROGRAM, program)
     store_i64(mailbox + STEPS, steps)
     for worker in range(1, load_i64(mailbox + WORKERS)):
-        sem_post(mailbox + SEMAPHORES + LINE * worker)
+        sem_post(mailbox + SEMAPHORES + LINES * worker)
     _execute(mailbox, 0)
 
 
@@ -169,13 +201,16 @@ class Pool:
 
     def _start(self):
         libc = ctypes.CDLL(None)
-        self._memory = np.zeros(SEMAPHORES // 8 + (LINE // 8) * (self.workers + 2), np.int64)
+        self._memory = np.zeros(SEMAPHORES // 8 + (LINES // 8) * (self.workers + 1), np.int64)
         self._mailbox = (self._memory.ctypes.data + LINE - 1) // LINE * LINE
+        libc.sched_getaffinity(0, 8 * MASK_WORDS, ctypes.c_void_p(self._mailbox + ALLOWED))
+        for number in range(self.workers):
+            ctypes.c_int64.from_address(self._mailbox + SEMAPHORES + LINES * number + CPU).value = -1
         for offset, value in ((SHARES, self.threads), (WORKERS, self.workers), (TIMEOUT, 1)):
             ctypes.c_int64.from_address(self._mailbox + offset).value = value
         self._helpers = []
         for number in range(1, self.workers):
-            libc.sem_init(ctypes.c_void_p(self._mailbox + SEMAPHORES + LINE * number), 0, 0)
+            libc.sem_init(ctypes.c_void_p(self._mailbox + SEMAPHORES + LINES * number), 0, 0)
             life = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(serve.address)
             name = f"bankml-{number}"
             self._helpers.append(threading.Thread(target=life, args=(self._mailbox, number), name=name, daemon=True))
@@ -194,7 +229,7 @@ class Pool:
             ctypes.c_int64.from_address(self._mailbox + STOP).value = 1
             post = ctypes.CDLL(None).sem_post
             for number in range(1, len(helpers) + 1):
-                post(ctypes.c_void_p(self._mailbox + SEMAPHORES + LINE * number))
+                post(ctypes.c_void_p(self._mailbox + SEMAPHORES + LINES * number))
             for helper in helpers:
                 helper.join(timeout=5)
 
