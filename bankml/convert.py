@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bankml import blocks, progress
-from bankml.errors import BankmlError, Refused, UsageError
+from bankml.errors import BankmlError, Refused, UsageError, naming
 from bankml.gguf import Header, Map, Tensor, read_header
 from bankml.gguf_values import SCALARS, STRING, printable
 from bankml.plan import Arch
@@ -123,7 +123,7 @@ def _appearing(target):
             file = open(part, "xb")  # noqa: SIM115 - so that what fails within is not taken for this
         except OSError as error:
             raise UsageError(f"{target.parent}: cannot write there ({error.strerror})") from None
-        with file:
+        with naming(target), file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -1,17 +1,37 @@
 """Environment variables whose owners are more than one module: read, checked, and refused with the accepted values.
 
 The others are read where they belong: BANKML_THREADS in cpu/pool.py, BANKML_CPU in cpu/level.py, BANKML_LLAMA_THREADS
-in forward.py, BANKML_CACHE_TYPE in kv_cache.py, BANKML_HOME in models.py, BANKML_REFERENCE in oracle/library.py. An
-empty value counts as none.
+in forward.py, BANKML_CACHE_TYPE in kv_cache.py, BANKML_REFERENCE in oracle/library.py. An empty value counts as none.
 """
 
 import math
 import os
+from pathlib import Path
 
 from bankml.errors import UsageError
 
 GPU_OFF = ("off", "none", "cpu")
 GPU_TAKES = "auto, off, none, cpu, or devices by index or name with commas between"
+
+
+def home() -> Path | None:
+    """bankml's folder: BANKML_HOME, else `bankml` in the user's data folder; None where the user has no home."""
+    if chosen := os.environ.get("BANKML_HOME"):
+        return _expanded("BANKML_HOME", chosen)
+    data = os.environ.get("XDG_DATA_HOME", "")
+    if os.path.isabs(data):
+        return Path(data, "bankml")
+    try:
+        return Path.home() / ".local" / "share" / "bankml"
+    except RuntimeError:  # no HOME, and the user id has no entry
+        return None
+
+
+def _expanded(name, folder) -> Path:
+    try:
+        return Path(folder).expanduser().absolute()
+    except RuntimeError:
+        raise UsageError(f"{name} is {folder!r}; there is no such user's home") from None
 
 
 def gpu(asked: str | None = None, name: str = "--gpu") -> str | list[int | str]:

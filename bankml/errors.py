@@ -1,5 +1,7 @@
 """The errors a user can meet; the command line turns each into one line on stderr and an exit code."""
 
+from contextlib import contextmanager
+
 
 class BankmlError(Exception):
     """What went wrong, where, and what to do next, in one sentence. `exit_code` is the command's."""
@@ -28,3 +30,14 @@ class NeedMore(BankmlError):
     """The file ends before what it announces (exit 3): a cut download."""
 
     exit_code = 3
+
+
+@contextmanager
+def naming(path):
+    """Give OSErrors of reading and writing within the file's name, which Python leaves out: a full disk, say."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise

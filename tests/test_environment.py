@@ -2,8 +2,10 @@
 
 import pytest
 
-from bankml import environment
+from bankml import environment, models
+from bankml.cpu import compile as compiling
 from bankml.errors import UsageError
+from bankml.oracle import library
 
 GPU = {
     "": "auto",
@@ -58,3 +60,20 @@ def test_shares_out_of_range_are_refused(monkeypatch):
         monkeypatch.setenv("BANKML_GPU_SHARE", value)
         with pytest.raises(UsageError, match=r"0 to 0\.95"):
             environment.gpu_share()
+
+
+def test_everything_lives_in_the_same_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("BANKML_HOME", "~/mine")
+    kernels = next(compiling._cache_homes())
+    assert {models.home(), library.home(), kernels.parent} == {tmp_path / "mine"}
+    monkeypatch.delenv("BANKML_HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", "caches")  # the specification has relative ones ignored
+    assert next(compiling._cache_homes()) == tmp_path / ".cache" / "bankml" / "kernels"
+
+
+def test_the_home_of_nobody(monkeypatch):
+    monkeypatch.setenv("BANKML_HOME", "~no-such-user/x")
+    for home in (models.home, library.home, lambda: next(compiling._cache_homes())):
+        with pytest.raises(UsageError, match="BANKML_HOME is '~no-such-user/x'"):
+            home()

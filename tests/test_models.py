@@ -251,7 +251,7 @@ def test_signals(home, pip):
             os.kill(int(line.split()[0]), 0)
 
 
-def test_resolve(home, pip, tmp_path, capsys):
+def test_resolve(home, pip, tmp_path, monkeypatch):
     home.mkdir(parents=True)
     (home / "own.gguf").write_bytes(SOURCE)
     file = tmp_path / "somewhere.gguf"
@@ -261,6 +261,11 @@ def test_resolve(home, pip, tmp_path, capsys):
     for wrong in ("nothing", "../models/none", "", "x\0y"):
         with pytest.raises(UsageError, match=r"no such file, .*at hand: own.gguf; to pull: tiny \(Tiny\)"):
             models.resolve(wrong)
+    (tmp_path / "gone").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    for there in ("gone", "pipe", "."):  # what is there, but no model, is told apart by who opens it
+        monkeypatch.chdir(tmp_path)
+        assert str(models.resolve(there)) == there
     assert models.resolve("TINY") == home / "Tiny-F16.gguf"
     with pytest.raises(UsageError, match="no model called qwen to pull; known: tiny"):
         models.pull("qwen")

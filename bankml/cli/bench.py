@@ -4,45 +4,66 @@ import json
 import tempfile
 from pathlib import Path
 
+from bankml.cli import flags
 from bankml.errors import Refused, UsageError
 
 
 def arguments(parser):
     """What the command takes."""
-    parser.add_argument("-m", "--model", metavar="MODEL", help="a model file (default: the default model)")
-    parser.add_argument("--shape", metavar="SHAPE", help="random weights of a known shape, as bonsai-1.7b:q1_0")
+    parser.add_argument(
+        "-m", "--model", type=flags.text, metavar="MODEL", help="a model file (default: the default model)"
+    )
+    parser.add_argument(
+        "--shape", type=flags.text, metavar="SHAPE", help="random weights of a known shape, as bonsai-1.7b:q1_0"
+    )
     parser.add_argument("--prompt", metavar="N,..", default="128", help="prompt lengths to measure (128)")
     parser.add_argument("--decode", metavar="N,..", default="32", help="cells before the decoded tokens (32)")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="runs of each engine, medians taken (5)")
-    parser.add_argument("--threads", type=int, default=2, metavar="N", help="threads of bankml (2)")
+    parser.add_argument(
+        "--rounds",
+        type=flags.number(int, 1, 1000, "a whole number from 1 to 1000"),
+        default=5,
+        metavar="N",
+        help="runs of each engine, medians taken (5)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=flags.number(int, 1, flags.MAX_THREADS, f"a whole number from 1 to {flags.MAX_THREADS}"),
+        default=2,
+        metavar="N",
+        help="threads of bankml (2)",
+    )
     parser.add_argument("--reference-threads", metavar="N,..", default="2,1", help="tried, the best counts (2,1)")
     parser.add_argument("--variant", default="haswell", help="build of the reference's CPU library (haswell)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def _numbers(text, flag):
+def _numbers(text, flag, most=1 << 20):
     try:
         numbers = tuple(int(word) for word in text.split(",") if word)
     except ValueError:
         numbers = (-1,)
-    if any(n < 1 or n > 1 << 20 for n in numbers):
-        raise UsageError(f"{flag} is {text!r}; it takes numbers above 0, with commas between")
+    if any(not 1 <= n <= most for n in numbers):
+        raise UsageError(f"{flag} is {text!r}; it takes numbers from 1 to {most}, with commas between")
     return numbers
 
 
 def run(args) -> int:
     """Measure, print, and fail if any bit differed."""
     from bankml import benchmark
+    from bankml.guard import guard
 
     prompts, cells = _numbers(args.prompt, "--prompt"), _numbers(args.decode, "--decode")
-    tried = _numbers(args.reference_threads, "--reference-threads")
-    if args.rounds < 1:
-        raise UsageError(f"--rounds is {args.rounds}; it takes a number above 0")
+    tried = _numbers(args.reference_threads, "--reference-threads", flags.MAX_THREADS)
+    if not tried or not prompts + cells:
+        raise UsageError("nothing to measure: --reference-threads takes a number, as does --prompt or --decode")
     if args.model and args.shape:
         raise UsageError("give either --model or --shape")
     with tempfile.TemporaryDirectory(prefix="bankml-bench-") as folder:
         name, path = _model(args, Path(folder))
         rows = []
+        context = guard(path, template=False).check().plan.shape.n_ctx_train
+        if max(prompts + cells) > context:
+            raise UsageError(f"{max(prompts + cells)} tokens do not fit the model's context of {context}")
         longest = max((*prompts, *cells), default=0) + 64
         with benchmark.Bench(
             name,

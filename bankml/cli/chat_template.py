@@ -3,10 +3,13 @@
 import json
 import sys
 
+from bankml.cli import flags, given
+from bankml.errors import UsageError
+
 
 def arguments(parser):
     """Declare the command's arguments."""
-    parser.add_argument("file", metavar="FILE", help="a GGUF model or vocabulary")
+    parser.add_argument("file", type=flags.text, metavar="FILE", help="a GGUF model or vocabulary")
 
 
 def run(args) -> int:
@@ -15,7 +18,7 @@ def run(args) -> int:
     from bankml.gguf import read_header
 
     header = read_header(args.file)
-    request = _request(sys.stdin.buffer.read())
+    request = _request(given.stdin())
     template = Template.of(header, with_tools=bool(request.get("tools")))
     prompt = template.render(
         request["messages"],
@@ -23,16 +26,15 @@ def run(args) -> int:
         request.get("tools"),
         request.get("chat_template_kwargs"),
     )
-    sys.stdout.buffer.write(prompt.encode("utf-8", "surrogatepass"))
+    sys.stdout.buffer.write(prompt.encode())
     return 0
 
 
 def _request(raw: bytes) -> dict:
     """stdin as a request: a list is its messages."""
-    from bankml.errors import UsageError
-
     try:
         request = json.loads(raw.decode("utf-8"))
+        json.dumps(request, ensure_ascii=False).encode()  # half a surrogate pair is no character, and no JSON either
     except (ValueError, RecursionError) as error:
         raise UsageError(f"stdin is no JSON: {error}") from None
     if isinstance(request, list):

@@ -11,8 +11,8 @@ def number(kind, low, high, what):
     """An argparse type: a number from `low` to `high`."""
 
     def parse(text):
-        try:
-            value = kind(text)
+        try:  # Python also reads 1_0, white space around, and other scripts' digits
+            value = math.nan if "_" in text or not text.isascii() or text != text.strip() else kind(text)
         except ValueError:
             value = math.nan
         if not low <= value <= high:
@@ -41,7 +41,7 @@ def sampling(parser):
     )
     group.add_argument(
         "--top-k",
-        type=number(int, 0, 2**31 - 1, "a whole number, 0 or more"),
+        type=number(int, 0, 2**31 - 1, f"a whole number from 0 to {2**31 - 1}"),
         default=40,
         metavar="K",
         help="draw from the K likeliest tokens; 0: from all (default: 40)",

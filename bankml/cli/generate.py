@@ -7,7 +7,7 @@ import sys
 import time
 
 from bankml import environment
-from bankml.cli import flags
+from bankml.cli import flags, given
 from bankml.cli.signals import Interrupts
 from bankml.errors import UsageError
 
@@ -26,12 +26,16 @@ def arguments(parser):
     parser.epilog = NOTES
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; '-' is all of stdin")
     parser.add_argument(
-        "-m", "--model", metavar="MODEL", help="a GGUF file or a model's name (default: SmolLM2, fetched once)"
+        "-m",
+        "--model",
+        type=flags.text,
+        metavar="MODEL",
+        help="a GGUF file or a model's name (default: SmolLM2, fetched once)",
     )
-    parser.add_argument("-f", "--file", metavar="FILE", help="read the prompt from FILE")
+    parser.add_argument("-f", "--file", type=flags.text, metavar="FILE", help="read the prompt from FILE")
     parser.add_argument(
         "--max",
-        type=flags.number(int, 0, 2**31, "a whole number, 0 or more"),
+        type=flags.number(int, 0, 2**31 - 1, f"a whole number from 0 to {2**31 - 1}"),
         metavar="N",
         help="stop after N tokens (default: when the context is full)",
     )
@@ -206,23 +210,29 @@ def _rate(tokens, seconds):
 
 
 def read_prompt(args) -> bytes:
-    """The prompt's bytes: the argument, FILE less one newline at its end, or all of stdin."""
+    """The prompt's bytes, at least one: the argument, FILE less one newline at its end, or all of stdin."""
+    prompt = _given_prompt(args)
+    if not prompt:
+        raise UsageError("the prompt is empty")
+    return prompt
+
+
+def _given_prompt(args) -> bytes:
     if args.file is not None:
         if args.prompt is not None:
             raise UsageError("give the prompt either as an argument or with -f, not both")
         try:
             with open(args.file, "rb") as file:
-                return file.read().removesuffix(b"\n")
+                return given.read(file, args.file, given.MAX_PROMPT).removesuffix(b"\n")
         except OSError as error:
             raise UsageError(f"{args.file}: {error.strerror}") from None
     if args.prompt not in (None, "-"):
         return os.fsencode(args.prompt)
     if sys.stdin is None or (args.prompt is None and sys.stdin.isatty()):
         raise UsageError("no prompt: give it as an argument, with -f FILE, or on stdin")
-    data = sys.stdin.buffer.read()
-    if not data:
-        raise UsageError("no prompt: stdin is empty")
-    return data
+    if data := given.stdin(given.MAX_PROMPT):
+        return data
+    raise UsageError("no prompt: stdin is empty")
 
 
 def render(header, prompt: bytes, args) -> bytes:

@@ -2,11 +2,12 @@
 
 import json
 
+from bankml.cli import flags
 from bankml.guard import Verdict, guard
 
 
 def arguments(parser):
-    parser.add_argument("file", metavar="FILE", help="a GGUF model; of a split one, its first part")
+    parser.add_argument("file", type=flags.text, metavar="FILE", help="a GGUF model; of a split one, its first part")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 
+from bankml.cli import flags
 from bankml.errors import NeedMore, Refused
 from bankml.gguf import Header, check_spans, printable
 from bankml.guard import TEMPLATE_KEY, Verdict, guard
@@ -24,7 +25,7 @@ KEYS = {
 
 
 def arguments(parser):
-    parser.add_argument("file", metavar="FILE", help="a GGUF model; of a split one, its first part")
+    parser.add_argument("file", type=flags.text, metavar="FILE", help="a GGUF model; of a split one, its first part")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -1,6 +1,7 @@
 """The `bankml` command: finds the subcommand, loads its module alone, turns errors into one line and an exit code."""
 
 import argparse
+import errno
 import os
 import platform
 import signal
@@ -25,7 +26,8 @@ COMMANDS = {
     "bench": "measure this machine against the reference",
 }
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -59,6 +61,10 @@ class _Parser(argparse.ArgumentParser):
         for flag in self.values_after_equals:
             text = text.replace(f"{flag} [", f"{flag}[=")
         return text
+
+    def _print_message(self, message, file=None):
+        """Help and version; argparse itself would say nothing of a full disk."""
+        print(message or "", end="", file=file or sys.stderr)
 
     def error(self, message):
         _complain(f"{self.prog}: {message} (see {self.prog} --help)")
@@ -100,11 +106,8 @@ def main(argv=None) -> int:
     except BrokenPipeError:
         _leave_stdout()  # its reader has what it wanted: say nothing
         return 0
-    except OSError as error:
-        _complain(f"bankml: {error.filename or 'input/output'}: {error.strerror or error}")
-        return 1
-    except MemoryError:
-        _complain("bankml: out of memory; a smaller --ctx or model needs less")
+    except (OSError, MemoryError) as error:
+        _complain(f"bankml: {_trouble(error)}")
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -122,6 +125,14 @@ def _run(argv) -> int:
     return _module(args.command).run(args) or 0
 
 
+def _trouble(error: OSError | MemoryError) -> str:
+    """What to say of it. What writes files names them in its errors: a full disk without a name is stdout's."""
+    if isinstance(error, MemoryError) or (error.errno == errno.ENOMEM and not error.filename):
+        return "out of memory; a smaller --ctx or model needs less"
+    where = error.filename or ("stdout" if error.errno in FULL else "input/output")
+    return f"{where}: {error.strerror or error}"
+
+
 def _leave_stdout():
     """Nothing more can be written there; keep the interpreter's last flush from complaining."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -135,14 +146,29 @@ def _open_missing_streams():
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
+def _leaving_code():
+    try:
+        return main()
+    except SystemExit as leaving:  # argparse, after --help or a usage error
+        return leaving.code
+
+
+def _settle_signals(code):
+    """While the interpreter ends, Ctrl-C is no KeyboardInterrupt any more; one more after the first is nothing."""
+    interrupted = code in (INTERRUPTED, TERMINATED)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN if interrupted else signal.SIG_DFL)
+
+
 def console():
     """Entry point of the `bankml` script: leaves with the command's exit code."""
     _open_missing_streams()
     try:
-        code = main()
-    except SystemExit as leaving:  # argparse, after --help or a usage error
-        code = leaving.code
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while the interpreter ends, Ctrl-C is no KeyboardInterrupt any more
+        code = _leaving_code()
+        _settle_signals(code)
+    except KeyboardInterrupt:  # a second one, after the first was dealt with
+        code = INTERRUPTED
+        _settle_signals(code)
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 
+from bankml.cli import flags
 from bankml.errors import UsageError
 
 TOKENS, DECODE = 65, 8  # a prompt that takes the tiled attention, then a few single tokens
@@ -23,7 +24,7 @@ def arguments(parser):
         help="compare a model's layers and logits with the reference",
         description="Run a prompt of fixed tokens, then single tokens, on bankml and the reference; compare the bits.",
     )
-    check.add_argument("model", metavar="MODEL", help="a GGUF file")
+    check.add_argument("model", type=flags.text, metavar="MODEL", help="a GGUF file")
     check.add_argument("--tokens", metavar="N", type=_count(1), default=TOKENS, help=f"prompt length ({TOKENS})")
     check.add_argument(
         "--decode", metavar="N", type=_count(0), default=DECODE, help=f"single tokens after it ({DECODE})"

@@ -1,9 +1,13 @@
 """`bankml pull NAME`: fetch a known model by name."""
 
+from bankml.cli import flags
+
 
 def arguments(parser):
     """What the command takes."""
-    parser.add_argument("name", metavar="NAME", help="smollm2 (SmolLM2-135M-Instruct, the default model)")
+    parser.add_argument(
+        "name", type=flags.text, metavar="NAME", help="smollm2 (SmolLM2-135M-Instruct, the default model)"
+    )
     parser.add_argument(
         "--type", choices=("f16", "q2_0"), default="f16", help="the weight type to convert it to (default: f16)"
     )

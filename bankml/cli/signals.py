@@ -2,9 +2,11 @@
 
 import signal
 import sys
+import time
 from contextlib import contextmanager
 
 NAMES = (signal.SIGINT, signal.SIGTERM)
+AGAIN_S = 1.0  # one that follows sooner is the same wish: a key that bounced, or a shell that passed it on too
 
 
 class Interrupts:
@@ -17,6 +19,7 @@ class Interrupts:
 
     def __init__(self):
         self._holding = self._pending = False
+        self._came = 0.0
 
     def __enter__(self):
         self._before = {number: signal.signal(number, self._on_signal) for number in NAMES}
@@ -29,9 +32,12 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _on_signal(self, number, frame):
-        self.exit_code = 128 + number
-        first, self._pending = not self._pending, True
-        if not (self._holding and first):  # a second one is not put off: the held write may be what hangs
+        if not self._pending:
+            self._pending, self._came, self.exit_code = True, time.monotonic(), 128 + number
+            put_off = self._holding
+        else:  # later on, it is not put off: the held write may be what hangs
+            put_off = time.monotonic() - self._came < AGAIN_S
+        if not put_off:
             raise KeyboardInterrupt
 
     def _quiet(self, about):

@@ -1,12 +1,13 @@
 """`bankml tokenize FILE < text`: the ids of the text on stdin, as one JSON object."""
 
 import json
-import sys
+
+from bankml.cli import flags, given
 
 
 def arguments(parser):
     """Declare the command's arguments."""
-    parser.add_argument("file", metavar="FILE", help="a GGUF model or vocabulary")
+    parser.add_argument("file", type=flags.text, metavar="FILE", help="a GGUF model or vocabulary")
     parser.add_argument("--no-special", action="store_true", help="take control tokens in the text as plain text")
 
 
@@ -15,6 +16,5 @@ def run(args) -> int:
     from bankml.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_gguf(args.file)
-    text = sys.stdin.buffer.read()
-    print(json.dumps({"tokens": tokenizer.encode(text, parse_special=not args.no_special)}))
+    print(json.dumps({"tokens": tokenizer.encode(given.stdin(), parse_special=not args.no_special)}))
     return 0

@@ -8,7 +8,8 @@ import re
 import sys
 
 from bankml.blocks import CONVERTIBLE
-from bankml.errors import Refused, UsageError
+from bankml.cli import flags
+from bankml.errors import Refused, UsageError, naming
 from bankml.gguf import Header, check_spans
 from bankml.guard import guard
 from bankml.plan import Arch
@@ -21,7 +22,7 @@ CHUNK = 1 << 22
 
 
 def arguments(parser):
-    parser.add_argument("file", metavar="FILE", help="a GGUF model; of a split one, its first part")
+    parser.add_argument("file", type=flags.text, metavar="FILE", help="a GGUF model; of a split one, its first part")
     parser.add_argument("--sha256", metavar="HEX", help="the hash that the file must have (default: the known one)")
 
 
@@ -55,7 +56,7 @@ def _check_scope(header: Header, reasons: list[str]):
 def _sha256(path, size: int) -> str:
     """The file's hash; on a terminal, the share done stands on stderr meanwhile."""
     digest, done, shown = hashlib.sha256(), 0, sys.stderr.isatty()
-    with open(path, "rb") as file:
+    with naming(path), open(path, "rb") as file:
         while chunk := file.read(CHUNK):
             digest.update(chunk)
             done += len(chunk)

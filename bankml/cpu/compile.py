@@ -22,6 +22,7 @@ from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 
 from bankml.cpu.level import level
+from bankml.environment import home
 
 POLICY = {"nogil": True, "fastmath": False, "error_model": "numpy"}
 inner = njit(**POLICY)
@@ -41,10 +42,10 @@ def source_digest() -> str:
 
 def _cache_homes():
     if os.environ.get("BANKML_HOME"):
-        yield Path(os.environ["BANKML_HOME"]) / "kernels"
-    xdg = os.environ.get("XDG_CACHE_HOME")
+        yield home() / "kernels"
+    xdg = os.environ.get("XDG_CACHE_HOME", "")
     with contextlib.suppress(RuntimeError):  # no home folder at all
-        yield (Path(xdg) if xdg else Path.home() / ".cache") / "bankml" / "kernels"
+        yield (Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache") / "bankml" / "kernels"
     yield Path(tempfile.gettempdir()) / f"bankml-{os.getuid()}" / "kernels"
 
 
@@ -61,17 +62,17 @@ def _usable(folder: Path) -> bool:
 @cache
 def cache_folder() -> Path | None:
     """Where compiled kernels are kept; None when no folder can be written, and then they are compiled anew."""
-    for home in _cache_homes():
-        if _usable(home) and _usable(home / source_digest()):
-            _forget_old(home)
-            return home / source_digest()
+    for folder in _cache_homes():
+        if _usable(folder) and _usable(folder / source_digest()):
+            _forget_old(folder)
+            return folder / source_digest()
     return None
 
 
-def _forget_old(home: Path):
+def _forget_old(caches: Path):
     """Keep the newest few caches: one is left behind by every version and level."""
     with contextlib.suppress(OSError):
-        folders = sorted((p for p in home.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime, reverse=True)
+        folders = sorted((p for p in caches.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime, reverse=True)
         for folder in folders[KEPT_CACHES:]:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -12,7 +12,7 @@ import tempfile
 from functools import cached_property
 from pathlib import Path
 
-from bankml.errors import BankmlError, Refused, UsageError
+from bankml.errors import BankmlError, Refused, UsageError, naming
 from bankml.oracle import bindings
 
 PACKAGE = "@node-llama-cpp/linux-x64"
@@ -31,12 +31,19 @@ _PARTS = {  # what is needed -> the names it goes by: the npm package's first, t
 def home() -> Path:
     """bankml's folder: BANKML_HOME, else `bankml` in the user's data folder."""
     if named := os.environ.get("BANKML_HOME"):
-        return Path(named).expanduser().absolute()
+        return _expanded("BANKML_HOME", named)
     data = os.environ.get("XDG_DATA_HOME", "")
     try:
         return (Path(data) if os.path.isabs(data) else Path.home() / ".local" / "share") / "bankml"
     except RuntimeError:
         raise UsageError("this user has no home folder; name one for bankml in BANKML_HOME") from None
+
+
+def _expanded(name, folder) -> Path:
+    try:
+        return Path(folder).expanduser().absolute()
+    except RuntimeError:
+        raise UsageError(f"{name} is {folder!r}; there is no such user's home") from None
 
 
 def fetched() -> Path:
@@ -61,7 +68,7 @@ def find(variant: str = VARIANT) -> dict[str, Path]:
     Raises UsageError where BANKML_REFERENCE holds no such library, or where it cannot be fetched.
     """
     if named := os.environ.get("BANKML_REFERENCE"):
-        top = Path(named).expanduser()
+        top = _expanded("BANKML_REFERENCE", named)
         if not top.is_dir():
             raise UsageError(f"BANKML_REFERENCE: {named} is not a folder")
         for folder in (top, *sorted({path.parent for path in top.rglob("libggml-base.so*")})):
@@ -126,7 +133,8 @@ def _take_out(package: Path, folder: Path):
         for member in tar:
             name = member.name.rpartition("/")[2]
             if member.isfile() and name in wanted:
-                (folder / name).write_bytes(tar.extractfile(member).read())
+                with naming(folder / name):
+                    (folder / name).write_bytes(tar.extractfile(member).read())
     if parts(folder) is None:
         raise Refused(f"{package.name} lacks libraries it should hold: {', '.join(sorted(wanted))}")
 
