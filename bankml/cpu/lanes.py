@@ -107,11 +107,11 @@ def _transpose_4x4(b, a0, a1, a2, a3):
     return [b.shuffle(t0, t1, low), b.shuffle(t0, t1, high), b.shuffle(t2, t3, low), b.shuffle(t2, t3, high)]
 
 
-def prefetch_ahead(b, address, distance, offset, lines):
-    """Ask for `lines` cache lines from `address + distance + offset` on."""
+def prefetch_ahead(b, address, distance, offset, lines, near=True):
+    """Ask for `lines` cache lines from `address + distance + offset` on, into the first cache or the second."""
     start = b.pointer(b.add(b.add(address, distance), offset))
     for line in range(lines):
-        b.prefetch(b.at(start, 64 * line))
+        b.prefetch(b.at(start, 64 * line), near)
 
 
 # ---- eight rows' scales, any level -----------------------------------------------------------------------------------

@@ -51,6 +51,13 @@ class Layers:
         self.buffers = Buffers(plan.shape, plan.wtype, rows, threads)
         self.rope, self._block = Rope.of(plan.shape), TYPES[plan.wtype]
         self._programs = {}
+        self._following = self._reading_order(plan.output)
+
+    def _reading_order(self, output):
+        """Matrix -> the one read after it, in a circle: what comes next can be asked for early."""
+        parts = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+        order = [f"blk.{il}.{part}.weight" for il in range(self.shape.n_layer) for part in parts] + [output]
+        return dict(zip(order, [*order[1:], order[0]], strict=True))
 
     def program(self, kernel: Kernel) -> "Program":
         """The program with that attention kernel, built on first use; one serves a split of any length."""
@@ -74,6 +81,7 @@ class Layers:
             self.buffers.activation,
             out.ctypes.data,
             out.strides[0],
+            following=self.map.address(self._following[output]),
         )
         return pool.program(*((step, wait, [len(rows), *w[1:]]) for step, wait, w in [*steps, (code, True, words)]))
 
@@ -127,7 +135,10 @@ class Layers:
             into = (out.ctypes.data, out.strides[0])
             if residual is not None:
                 into += (residual.ctypes.data, residual.strides[0])
-            code, words = product(self.wtype, address, row_bytes, rows, width, self.buffers.activation, *into)
+            following = self.map.address(self._following[name])
+            code, words = product(
+                self.wtype, address, row_bytes, rows, width, self.buffers.activation, *into, following=following
+            )
             steps.append((code, len(steps) == len(outputs) - 1, words))
         return steps
 

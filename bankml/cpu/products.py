@@ -122,14 +122,16 @@ def product(
     residual_address: int = 0,
     residual_stride: int = 0,
     matrix_rows: int | None = None,
+    following: int = 0,
 ):
     """(step, words) of out[c, r] = W[r] . act[c] (+ residual[c, r], added after, as ggml_add does), float32.
 
     Strides are bytes; out may be the residual. matrix_rows: the rows of the whole matrix, where these are a part of it,
-    since F16's choice of kernel depends on it.
+    since F16's choice of kernel depends on it. following: the address of the matrix that is read next, to be asked for
+    ahead of time, or 0.
     """
     words = [1, 0, matrix_address, row_bytes, n_rows, width, out_address, out_stride, residual_address, residual_stride]
-    words += activation.words + _last_word(wtype, n_rows if matrix_rows is None else matrix_rows, width)
+    words += activation.words + _last_word(wtype, n_rows if matrix_rows is None else matrix_rows, width) + [following]
     return activation.kind.product, words
 
 

@@ -15,13 +15,23 @@ from bankml.cpu.level import level
 from bankml.cpu.plain import fma32, half, sum8
 from bankml.cpu.pool import next_item
 from bankml.cpu.quantize import quantize_blocks
-from bankml.cpu.row_groups import chunk_of, even_tile, group_count, group_start, group_stride, share, write_group
+from bankml.cpu.row_groups import (
+    chunk_of,
+    coming_group,
+    even_tile,
+    group_count,
+    group_start,
+    group_stride,
+    share,
+    write_group,
+)
 
 _kernels = import_module(f"bankml.cpu.q1_0_{level()}")
 GROUP, TILE, TABLE_BYTES = _kernels.GROUP, _kernels.TILE, _kernels.TABLE_BYTES
 build_tables, group_product, work_bytes = _kernels.build_tables, _kernels.group_product, _kernels.work_bytes
 
 BLOCK, BLOCK_BYTES = 128, 18
+MOST_GROUPS = 32  # of a work item with one column: a thread asks for its next item while it is at one
 TABLES_AT_MOST = 768 << 10  # bytes of a tile's tables, to stay in a core's L2 cache
 RESULTS = 64  # scratch of a thread: the tile its tables are of (-1: none), results, tables, the kernel's work area
 TABLES = RESULTS + 4 * TILE * GROUP
@@ -83,13 +93,16 @@ def _tables_of_tile(mine, q, d, column, columns, width):
 def product_q1_0(record, thread, threads):
     """out[c, r] = W[r] . act[c] (+ residual[c, r])."""
     n, _, matrix, row_bytes, rows, width, out, out_stride, residual, residual_stride = arguments(record, 10)
-    scratch, scratch_stride, q, d, table, most = arguments(record, 16)[10:]
+    scratch, scratch_stride, q, d, table, most, following = arguments(record, 17)[10:]
     mine = scratch + thread * scratch_stride
     tile, groups, stride = even_tile(n, most), group_count(rows, GROUP), group_stride(row_bytes, rows, GROUP)
     work = mine + TABLES + TABLE_BYTES * width * most
     tiles = (n + tile - 1) // tile
     chunk = chunk_of(groups, tiles, threads)
+    if n == 1:
+        chunk = min(chunk, MOST_GROUPS)
     chunks = (groups + chunk - 1) // chunk
+    ahead, end = threads * chunk * GROUP * row_bytes, matrix + rows * row_bytes
     item = next_item(record)
     while item < tiles * chunks:
         column, first = item // chunks * tile, item % chunks * chunk
@@ -101,7 +114,8 @@ def product_q1_0(record, thread, threads):
         residual_tile = residual + column * residual_stride if residual else 0
         for group in range(first, min(first + chunk, groups)):
             w = matrix + group_start(group, rows, GROUP) * row_bytes
-            group_product(w, stride, q_tile, d_tile, table, columns, width, work, mine + RESULTS)
+            coming = coming_group(w, ahead, end, following)
+            group_product(w, stride, q_tile, d_tile, table, columns, width, work, coming, mine + RESULTS)
             write_group(
                 mine + RESULTS, columns, group, rows, GROUP, out_tile, out_stride, residual_tile, residual_stride
             )

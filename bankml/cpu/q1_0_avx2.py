@@ -135,7 +135,7 @@ def _column(b, turned, scales, table, table_stride, d, blocks, lanes, results):
 
 
 @inner
-def group_product(w, stride, q, d, table, columns, width, work, results):
+def group_product(w, stride, q, d, table, columns, width, work, coming, results):
     """results[column][row] of 32 rows and a tile's columns, from the tile's tables."""
     blocks = width // 128
     scales = work + blocks * BYTES

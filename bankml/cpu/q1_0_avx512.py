@@ -82,14 +82,18 @@ def _shifted(b, word, bits):
 
 
 @vector
-def _one_column(b, w, stride, table, blocks, results):
-    """32 rows times one column, two blocks at a time, the accumulators in registers."""
+def _one_column(b, w, stride, table, blocks, coming, results):
+    """32 rows times one column, two blocks at a time, the accumulators in registers.
+
+    What this thread reads next but one (`coming`) is asked into the second cache, the group after this into the first.
+    """
     halves = [RowBlocks(b, b.add(w, b.mul(stride, 16 * half)), stride) for half in range(2)]
     tables, distance = b.pointer(table), b.mul(stride, GROUP)
 
     def pair(i, flat):
         acc, offset = [list(flat[:8]), list(flat[8:])], b.mul(i, 36)
         words = [rows.block_pair(offset) for rows in halves]
+        prefetch_ahead(b, coming, b.int(0), b.mul(i, 36 * GROUP), 18, near=False)
         prefetch_ahead(b, w, distance, b.mul(i, 36 * GROUP), 18)
         here = b.at(tables, b.mul(i, 4096))
 
@@ -171,9 +175,9 @@ def _tile_lane(b, here, totals, lane, indices, d0, columns):
 
 
 @inner
-def group_product(w, stride, q, d, table, columns, width, work, results):
+def group_product(w, stride, q, d, table, columns, width, work, coming, results):
     """results[column][row] of 32 rows and a tile's columns, from the tile's tables."""
     if columns == 1:
-        _one_column(w, stride, table, width // 128, results)
+        _one_column(w, stride, table, width // 128, coming, results)
     else:
         _tile(w, stride, table, width // 128, columns, work, results)

@@ -58,7 +58,7 @@ def _dot(b, w, q, d, blocks, result):
 
 
 @inner
-def group_product(w, stride, q, d, table, columns, width, work, results):
+def group_product(w, stride, q, d, table, columns, width, work, coming, results):
     """results[column] of one row and a tile's columns."""
     for c in range(columns):
         _dot(w, q + c * width, d + c * width // 8, width // 128, results + 4 * c)

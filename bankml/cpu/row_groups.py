@@ -62,6 +62,15 @@ def even_tile(n, most):
 
 
 @inner
+def coming_group(w, ahead, end, following):
+    """What to ask for now: `ahead` bytes on in the matrix, or as far into the one that follows, if one does."""
+    place = w + ahead
+    if place < end or following == 0:
+        return min(place, end)
+    return following + place - end
+
+
+@inner
 def chunk_of(groups, tiles, threads):
     """Row groups per work item: whole tiles where there are many, else enough items for every thread."""
     return max(1, min(groups, groups * tiles // (ITEMS_PER_THREAD * threads)))

@@ -104,9 +104,10 @@ class Builder:
         """Store a value, unaligned unless told."""
         self.ir.store(value, pointer, align=align)
 
-    def prefetch(self, pointer):
-        """Ask for a cache line, to be read once soon."""
-        self.call("llvm.prefetch.p0", void, [pointer, self.int(0, i32), self.int(3, i32), self.int(1, i32)])
+    def prefetch(self, pointer, near=True):
+        """Ask for a cache line, to be read once soon: into the first cache, or only into the second."""
+        level_ = self.int(3 if near else 2, i32)
+        self.call("llvm.prefetch.p0", void, [pointer, self.int(0, i32), level_, self.int(1, i32)])
 
     # ---- lanes -----------------------------------------------------------------------------------------------
     def call(self, name, result, arguments):
