@@ -9,13 +9,15 @@ import shutil
 import signal
 import struct
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from bankml import blocks, progress
-from bankml.errors import BankmlError, Refused, UsageError, naming
-from bankml.gguf import Header, Map, Tensor, read_header
+from bankml.errors import BankmlError, NeedMore, Refused, UsageError, naming
+from bankml.gguf import Header, Tensor, check_spans, read_header
 from bankml.gguf_values import SCALARS, STRING, printable
 from bankml.plan import Arch
 from bankml.quantizers import FROM_FLOAT, finite, from_float, to_float
@@ -59,15 +61,17 @@ def convert(source, target, kind, label=None) -> tuple[int, int]:
     head = _head(header, outputs, wanted)
     size = len(head) + sum(_pad(output.nbytes, header.alignment) for output in outputs)
     ensure_space(target.parent, size, f"writing {target.name}")
+    check_spans(header)
     with (
         ending_cleanly(),
-        Map(header) as weights,
+        ExitStack() as sources,
         _appearing(target) as file,
         progress.bar(label or f"converting to {kind}", size) as bar,
     ):
+        parts = [sources.enter_context(open(path, "rb")) for path in header.paths]
         file.write(head)
         for output in outputs:
-            _write(file, weights.tensor(output.source.name), output)
+            _write(file, parts[output.source.part], output)
             file.write(bytes(-output.nbytes % header.alignment))
             bar.to(file.tell())
     return sum(output.type == wanted for output in outputs), size
@@ -233,12 +237,22 @@ def _after_value(raw, at):
     return at
 
 
-def _write(file, rows, output):
-    """Write one tensor's data; `rows` is uint8 (rows, row_bytes) of the source."""
+def _read(part, size):
+    """The next `size` bytes of a source as uint8; it is read, not mapped, so that one cut meanwhile is no SIGBUS."""
+    with naming(part.name):
+        data = part.read(size)
+    if len(data) < size:
+        raise NeedMore(f"{part.name}: the file ends {size - len(data)} bytes early; was it cut while it was read?")
+    return np.frombuffer(data, np.uint8)
+
+
+def _write(file, part, output):
+    """Write one tensor's data, read from the open file `part`."""
     tensor, kind = output.source, output.type
+    part.seek(tensor.offset)
     step = max(1, CHUNK // max(1, _width(tensor)))
-    for start in range(0, len(rows), step):
-        chunk = rows[start : start + step].reshape(-1)
+    for start in range(0, tensor.rows, step):
+        chunk = _read(part, min(step, tensor.rows - start) * tensor.row_bytes)
         if tensor.type in blocks.CONVERTIBLE:
             chunk = chunk.view(tensor.block.dtype)
             if not finite(tensor.type, chunk):

@@ -153,3 +153,29 @@ def test_a_second_signal_changes_nothing(model, gap, number):
         time.sleep(wait)
     _, err = process.communicate(timeout=20)
     assert (process.returncode, err.count(b"\n")) == (128 + number, 1) and b"interrupted" in err, err
+
+
+CUT = """
+import mmap, os, sys, threading
+import numpy as np
+from bankml.cli.signals import tell_of_lost_data
+tell_of_lost_data("some\\nmodel")
+with open(sys.argv[1], "r+b") as file:
+    data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    os.truncate(sys.argv[1], 4096)
+print("cut", flush=True)
+work = lambda: print(data.sum())
+for _ in range(int(sys.argv[2])):
+    threading.Thread(target=work).start()
+work()
+"""
+
+
+@pytest.mark.parametrize("threads", ["0", "3"])
+def test_a_model_that_is_cut_while_it_runs(tmp_path, threads):
+    """The kernel's SIGBUS would end the process without a word."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(bytes(1 << 20))
+    done = subprocess.run([sys.executable, "-c", CUT, str(path), threads], capture_output=True, timeout=60, check=False)
+    line = b"bankml: some?model: its data cannot be read any more; was the file cut while it was in use?\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"cut\n", line)

@@ -261,6 +261,15 @@ def test_bad_sources(tmp_path):
     assert not out.exists()
 
 
+def test_a_source_that_is_cut_while_it_is_read(tmp_path, monkeypatch):
+    source = write(tmp_path, "q8_0-256")
+    check = module.check_spans
+    monkeypatch.setattr(module, "check_spans", lambda header: (check(header), os.truncate(source, 20_000)))
+    with pytest.raises(NeedMore, match=r"in.gguf: the file ends \d+ bytes early"):
+        convert(source, tmp_path / "out.gguf", "F16")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.gguf"]
+
+
 def test_full_disk(tmp_path, monkeypatch):
     source = write(tmp_path, "q8_0-256")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=17_000_000))

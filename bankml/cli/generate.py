@@ -8,7 +8,7 @@ import time
 
 from bankml import environment
 from bankml.cli import flags, given
-from bankml.cli.signals import Interrupts
+from bankml.cli.signals import Interrupts, tell_of_lost_data
 from bankml.errors import UsageError
 
 CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -123,6 +123,7 @@ class Answer:
         self.interrupts.check()
         from bankml.forward import Weights
 
+        tell_of_lost_data(path)
         self.weights = Weights.open(path, gpu=False, threads=args.threads)
         caches = self.weights.caches(kind, n_ctx=n_ctx)
         self.generation = Generation(

@@ -57,12 +57,14 @@ def _fetch(args):
 
 
 def _check(args):
+    from bankml.cli.signals import tell_of_lost_data
     from bankml.forward import Weights, llama_threads
     from bankml.oracle.compare import compare
     from bankml.oracle.model import ReferenceModel
 
     # The reference runs on one thread, and its split-KV attention is matched at that, unless the environment says more.
     threads = llama_threads() if os.environ.get("BANKML_LLAMA_THREADS") else 1
+    tell_of_lost_data(args.model)
     with Weights.open(args.model, gpu=False) as weights:
         weights.llama_threads = threads
         tokens, forced = chosen_tokens(weights.shape.n_vocab, args.tokens, args.decode)

@@ -1,5 +1,9 @@
-"""Ctrl-C and SIGTERM as one exception, KeyboardInterrupt, that never falls between two steps that belong together."""
+"""Ctrl-C and SIGTERM as one exception, KeyboardInterrupt, that never falls between two steps that belong together.
 
+And a word on SIGBUS, which is what a mapped file gives that is cut short while it is in use.
+"""
+
+import os
 import signal
 import sys
 import time
@@ -64,3 +68,26 @@ class Interrupts:
         """What follows is short and must be finished: further signals change nothing."""
         for number in NAMES:
             signal.signal(number, signal.SIG_IGN)
+
+
+_bus_error = []  # the handler in force, kept for as long as the C library may call it
+
+
+def tell_of_lost_data(path):
+    """From here on, a model file that is cut, or that its disk no longer gives, ends the process with one line and 1.
+
+    Python cannot raise an exception where that strikes, in the midst of a kernel.
+    """
+    import ctypes
+
+    line = f"bankml: {path}: its data cannot be read any more; was the file cut while it was in use?"
+    lines = ["".join(c if c.isprintable() else "?" for c in line).encode(errors="replace") + b"\n"]
+
+    def lost(number):
+        if lines:
+            os.write(2, lines.pop())
+            os._exit(1)
+        time.sleep(60)  # it strikes every thread of the pool, and the first one speaks
+
+    _bus_error[:] = [ctypes.CFUNCTYPE(None, ctypes.c_int)(lost)]
+    ctypes.CDLL(None).signal(ctypes.c_int(signal.SIGBUS), _bus_error[0])
