@@ -6,13 +6,14 @@ workers, every one of them goes through all the steps, and the last barrier ends
 `sem_wait`. Waiting inside a run spins briefly and then sleeps, since another program may want the core.
 
 `threads` is how many shares the work of a step is cut into; it decides no bit. There are as many workers, but no more
-than cores: more would only wait for each other.
+than cores, and fewer take part while other programs keep them from their cores: the others would only wait for them.
 """
 
 import atexit
 import ctypes
 import os
 import threading
+import time
 import weakref
 from functools import cache
 
@@ -33,11 +34,10 @@ SYS_FUTEX, FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 202, 128, 129
 # The mailbox, byte offsets, what threads change apart in cache lines of their own; from SEMAPHORES on, one sem_t per
 # worker. TIMEOUT is a timespec of one second: no slip of ours may become a hang.
 ARRIVED, GENERATION, SLEEPERS, LINE = 0, 64, 128, 64
-PROGRAM, STEPS, SHARES, WORKERS, STOP, TIMEOUT = 192, 200, 208, 216, 224, 232
-ALLOWED, MASKS, SEMAPHORES = 256, 384, 384 + 128 * MAX_THREADS
+PROGRAM, STEPS, SHARES, WORKERS, STOP, TIMEOUT, TAKEN = 192, 200, 208, 216, 224, 232, 320
+ALLOWED, MASKS, SEMAPHORES = 384, 512, 512 + 128 * MAX_THREADS
 MASK_WORDS = 16  # of a CPU mask of 1,024 bits: the one this process has, then a scratch one for each worker
-CPU = 64  # a worker's line: its semaphore, and from here on the core it was last seen on
-LINES = 128
+CPU, WAITED, LINES = 64, 72, 128  # a worker's lines: its semaphore, the core it was last seen on, its cycles of waiting
 
 syscall = types.ExternalFunction("syscall", types.int64(*[types.int64] * 7))
 sem_wait = types.ExternalFunction("sem_wait", types.int32(types.int64))
@@ -126,6 +126,8 @@ def barrier(mailbox, worker, threads):
                 syscall(SYS_FUTEX, generation, FUTEX_WAIT_PRIVATE, now & 0xFFFFFFFF, mailbox + TIMEOUT, 0, 0)
             raise_by(sleepers, -1)
             _spread(mailbox, worker, threads)
+    waited = mailbox + SEMAPHORES + LINES * worker + WAITED
+    store_i64(waited, load_i64(waited) + cycles() - since)
 
 
 @inner
@@ -168,6 +170,7 @@ def serve(mailbox, worker):
 @entry(types.void, types.int64, types.int64, types.int64)
 def run(mailbox, program, steps):
     """Run a program on all workers, the caller being the first; returns when every one of them is through."""
+    since = cycles()
     for i in range(steps):
         store_i64(program + 8 * (RECORD * i + COUNTER), 0)
     store_i64(mailbox + PROGRAM, program)
@@ -175,6 +178,7 @@ def run(mailbox, program, steps):
     for worker in range(1, load_i64(mailbox + WORKERS)):
         sem_post(mailbox + SEMAPHORES + LINES * worker)
     _execute(mailbox, 0)
+    store_i64(mailbox + TAKEN, cycles() - since)
 
 
 def thread_count(asked=None) -> int:
@@ -186,6 +190,38 @@ def thread_count(asked=None) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_THREADS):
         raise UsageError(f"{name} is {text!r}; it takes a number from 1 to {MAX_THREADS}")
     return int(text)
+
+
+class _Crew:
+    """How many of a pool's workers take part: one less while they wait too much of their time for each other.
+
+    On a quiet machine they wait for a tenth of it at most. Every now and then one more is tried.
+    """
+
+    LIMIT, WINDOW = 0.2, 80_000_000  # of the time; cycles of the time stamp counter over which it is taken, some 30 ms
+    SHORT, LONG = 0.25, 4.0  # seconds until the next try, doubled with each that fails
+
+    def __init__(self, waited):
+        """waited: each worker's cycles of waiting so far, int64 (workers,), which the workers keep up to date."""
+        self._waited, self._before = waited, waited.copy()
+        self.active, self._taken = len(waited), 0
+        self._pause, self._next_try = self.SHORT, 0.0
+
+    def after(self, taken):
+        """Take note of a run of so many cycles; True if `active` has changed."""
+        self._taken, before = self._taken + taken, self.active
+        if self._taken < self.WINDOW:
+            return False
+        share = (self._waited - self._before)[: self.active].mean() / self._taken
+        self._before[:], self._taken, now = self._waited, 0, time.monotonic()
+        if share > self.LIMIT and self.active > 1:
+            self.active -= 1
+            self._next_try, self._pause = now + self._pause, min(self.LONG, 2 * self._pause)
+        elif self.active == len(self._waited):
+            self._pause = self.SHORT
+        elif now > self._next_try:
+            self.active += 1
+        return self.active != before
 
 
 class Pool:
@@ -205,9 +241,11 @@ class Pool:
         self._mailbox = (self._memory.ctypes.data + LINE - 1) // LINE * LINE
         libc.sched_getaffinity(0, 8 * MASK_WORDS, ctypes.c_void_p(self._mailbox + ALLOWED))
         for number in range(self.workers):
-            ctypes.c_int64.from_address(self._mailbox + SEMAPHORES + LINES * number + CPU).value = -1
+            self._word(SEMAPHORES + LINES * number + CPU).value = -1
+        start = (self._mailbox - self._memory.ctypes.data + SEMAPHORES + WAITED) // 8
+        self._crew = _Crew(self._memory[start :: LINES // 8][: self.workers])
         for offset, value in ((SHARES, self.threads), (WORKERS, self.workers), (TIMEOUT, 1)):
-            ctypes.c_int64.from_address(self._mailbox + offset).value = value
+            self._word(offset).value = value
         self._helpers = []
         for number in range(1, self.workers):
             libc.sem_init(ctypes.c_void_p(self._mailbox + SEMAPHORES + LINES * number), 0, 0)
@@ -220,13 +258,18 @@ class Pool:
         """Run a program, an int64 array (n_steps, RECORD), to its end."""
         with self._lock:
             self._run(self._mailbox, program.ctypes.data, len(program))
+            if self.workers > 1 and self._crew.after(self._word(TAKEN).value):
+                self._word(WORKERS).value = self._crew.active
+
+    def _word(self, offset):
+        return ctypes.c_int64.from_address(self._mailbox + offset)
 
     def close(self):
         """End the threads; the pool cannot run any more."""
         with self._lock:
             helpers, self._helpers = self._helpers, []
-            ctypes.c_int64.from_address(self._mailbox + WORKERS).value = 1
-            ctypes.c_int64.from_address(self._mailbox + STOP).value = 1
+            self._word(WORKERS).value = 1
+            self._word(STOP).value = 1
             post = ctypes.CDLL(None).sem_post
             for number in range(1, len(helpers) + 1):
                 post(ctypes.c_void_p(self._mailbox + SEMAPHORES + LINES * number))

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 
+from bankml.cpu import pool as pools
 from bankml.cpu.compile import step
 from bankml.cpu.floats import arguments, load_i64, store_i64
 from bankml.cpu.pool import Pool, next_item, program, thread_count
@@ -91,3 +92,28 @@ def test_thread_count_from_the_environment(monkeypatch):
     assert thread_count(2) == 2
     monkeypatch.delenv("BANKML_THREADS")
     assert thread_count() == len(os.sched_getaffinity(0))
+
+
+def test_a_crew_shrinks_while_it_waits_and_tries_again_ever_later(monkeypatch):
+    now, waited, window = [0.0], np.zeros(2, np.int64), pools._Crew.WINDOW
+    monkeypatch.setattr(pools.time, "monotonic", lambda: now[0])
+    crew = pools._Crew(waited)
+    waited += window // 20  # a tenth of the time in all: a quiet machine
+    assert not crew.after(window) and crew.active == 2
+    for pause in (0.25, 0.5, 1.0, 2.0, 4.0, 4.0):
+        waited[1] += window // 2
+        assert not crew.after(window // 2) and crew.after(window // 2) and crew.active == 1
+        now[0] += 0.9 * pause
+        assert not crew.after(window) and crew.active == 1
+        now[0] += 0.2 * pause
+        assert crew.after(window) and crew.active == 2
+    assert not crew.after(window) and crew.active == 2
+
+
+def test_fewer_workers_do_all_the_shares():
+    pool, counters = Pool(4), np.zeros(1000, np.int64)
+    work = program(*[(count_items, True, (1000, counters.ctypes.data))] * 3)
+    pool._word(pools.WORKERS).value = 1
+    pool.run(work)
+    pool.close()
+    assert (counters == 3).all()
