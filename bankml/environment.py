@@ -6,6 +6,8 @@ in forward.py, BANKML_CACHE_TYPE in kv_cache.py, BANKML_REFERENCE in oracle/libr
 
 import math
 import os
+import stat
+import tempfile
 from pathlib import Path
 
 from bankml.errors import UsageError
@@ -25,6 +27,19 @@ def home() -> Path | None:
         return Path.home() / ".local" / "share" / "bankml"
     except RuntimeError:  # no HOME, and the user id has no entry
         return None
+
+
+def own_temporary_folder(make=True) -> Path | None:
+    """A folder among the temporary files that nobody else can have prepared or can write to, or None."""
+    try:
+        root = Path(tempfile.gettempdir(), f"bankml-{os.getuid()}")
+        if make:
+            root.mkdir(mode=0o700, exist_ok=True)
+        about = root.lstat()
+    except OSError:
+        return None
+    ours = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o022
+    return root if ours else None
 
 
 def _expanded(name, folder) -> Path:

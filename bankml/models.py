@@ -1,12 +1,10 @@
 """Where models live, which ones are there, and the default one, fetched on first use."""
 
 import os
-import stat
-import tempfile
 from collections import Counter
 from pathlib import Path
 
-from bankml.environment import home
+from bankml.environment import home, own_temporary_folder
 from bankml.errors import BankmlError, Refused, UsageError
 from bankml.gguf import check_spans, read_header
 from bankml.plan import plan
@@ -45,15 +43,10 @@ def _writable(folder):
 
 
 def _fallback(make=True) -> Path | None:
-    """A models folder among the temporary files that nobody else can have prepared or can write to, or None."""
+    """The models folder among the temporary files, or None where there can be none."""
+    root = own_temporary_folder(make)
     try:
-        root = Path(tempfile.gettempdir(), f"bankml-{os.getuid()}")
-        if make:
-            root.mkdir(mode=0o700, exist_ok=True)
-        about = root.lstat()
-        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o022:
-            return None
-        return _writable(root / "models") if make else root / "models"
+        return _writable(root / "models") if root and make else root and root / "models"
     except OSError:
         return None
 

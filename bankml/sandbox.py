@@ -249,6 +249,7 @@ def _failure(error) -> Refused | UsageError:
     if isinstance(error, Raised):
         return UsageError(f"the chat template says: {said}")
     if isinstance(error, jinja2.TemplateSyntaxError):
+        said = " ".join((error.message or said).split())
         return Refused(f"the chat template is broken: {said} (line {error.lineno})")
     if isinstance(error, (SecurityError, TooCostly)):
         return Refused(f"the chat template {said}")

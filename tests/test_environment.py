@@ -1,5 +1,7 @@
 """Environment variables: what is taken, and what is refused."""
 
+import os
+
 import pytest
 
 from bankml import environment, models
@@ -70,6 +72,18 @@ def test_everything_lives_in_the_same_home(monkeypatch, tmp_path):
     monkeypatch.delenv("BANKML_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", "caches")  # the specification has relative ones ignored
     assert next(compiling._cache_homes()) == tmp_path / ".cache" / "bankml" / "kernels"
+
+
+def test_kernels_are_not_loaded_from_what_another_prepared(monkeypatch, tmp_path):
+    """They are code: a folder that others may write to is passed over."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    own = tmp_path / f"bankml-{os.getuid()}"
+    assert list(compiling._cache_homes())[-1] == own / "kernels" and own.stat().st_mode & 0o777 == 0o700
+    own.chmod(0o777)
+    assert not [home for home in compiling._cache_homes() if tmp_path in home.parents]
+    own.rmdir()
+    own.symlink_to(tmp_path)
+    assert not [home for home in compiling._cache_homes() if tmp_path in home.parents]
 
 
 def test_the_home_of_nobody(monkeypatch):

@@ -22,7 +22,7 @@ from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 
 from bankml.cpu.level import level
-from bankml.environment import home
+from bankml.environment import home, own_temporary_folder
 
 POLICY = {"nogil": True, "fastmath": False, "error_model": "numpy"}
 inner = njit(**POLICY)
@@ -46,7 +46,8 @@ def _cache_homes():
     xdg = os.environ.get("XDG_CACHE_HOME", "")
     with contextlib.suppress(RuntimeError):  # no home folder at all
         yield (Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache") / "bankml" / "kernels"
-    yield Path(tempfile.gettempdir()) / f"bankml-{os.getuid()}" / "kernels"
+    if own := own_temporary_folder():
+        yield own / "kernels"
 
 
 def _usable(folder: Path) -> bool:
