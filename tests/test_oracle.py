@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -144,6 +145,27 @@ def test_ctrl_c_ends_a_decode(small_model, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             model.decode([1, 2, 3])
         assert len(seen) == 5
+
+
+def test_ctrl_c_at_the_edge_of_a_callback_is_not_lost(small_model, monkeypatch):
+    observe, seen = ReferenceModel._observe_safely, []
+
+    def struck(model, *about):
+        seen.append(about)
+        if len(seen) == 5:
+            signal.raise_signal(signal.SIGINT)
+        return observe(model, *about)
+
+    monkeypatch.setattr(ReferenceModel, "_observe_safely", struck)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
+    try:
+        with ReferenceModel(small_model, n_ctx=256) as model:
+            with pytest.raises(KeyboardInterrupt):
+                model.decode([1, 2, 3])
+            assert model.n_past == 0
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_missing_or_broken_model_is_said(reference, tmp_path):

@@ -2,6 +2,9 @@
 
 import ctypes
 import os
+import signal
+import threading
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,7 +113,8 @@ class ReferenceModel:
             wanted[-1 if outputs == "last" else 0 :] = 1
         names = self.stages() if watch is None else list(watch)
         self._watched, self._seen, self._nudge = frozenset(names), {name: [] for name in names}, nudge
-        status = self.api.llama_decode(self.context, self._batch(tokens, wanted))
+        with self._interrupts_kept():
+            status = self.api.llama_decode(self.context, self._batch(tokens, wanted))
         if self._raised is not None:
             raised, self._raised = self._raised, None
             raise raised
@@ -156,6 +160,23 @@ class ReferenceModel:
         out = np.empty((count, self.n_vocab), np.float32)
         ctypes.memmove(out.ctypes.data, self.api.llama_get_logits(self.context), out.nbytes)
         return out
+
+    @contextmanager
+    def _interrupts_kept(self):
+        """Keep Ctrl-C for `decode` to raise: raised at a callback's edge, outside its `try`, it would be lost."""
+        before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or not callable(before):
+            yield
+            return
+
+        def keep(number, frame):
+            self._raised = KeyboardInterrupt()
+
+        signal.signal(signal.SIGINT, keep)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def _observe_safely(self, tensor, ask, user_data):
         """`_observe`, from C, where nothing can be raised: an error (or Ctrl-C) ends the decode and is kept for it."""
