@@ -147,25 +147,26 @@ def test_ctrl_c_ends_a_decode(small_model, monkeypatch):
         assert len(seen) == 5
 
 
-def test_ctrl_c_at_the_edge_of_a_callback_is_not_lost(small_model, monkeypatch):
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_at_the_edge_of_a_callback_is_not_lost(small_model, monkeypatch, number, raised):
     observe, seen = ReferenceModel._observe_safely, []
 
     def struck(model, *about):
         seen.append(about)
         if len(seen) == 5:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         return observe(model, *about)
 
     monkeypatch.setattr(ReferenceModel, "_observe_safely", struck)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
+    before = signal.signal(number, signal.default_int_handler)
     try:
         with ReferenceModel(small_model, n_ctx=256) as model:
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(raised):
                 model.decode([1, 2, 3])
             assert model.n_past == 0
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(number) is signal.default_int_handler
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
 
 
 def test_a_missing_or_broken_model_is_said(reference, tmp_path):

@@ -47,12 +47,14 @@ def run(args) -> int:
 
 
 def _fetch(args):
+    from bankml.convert import ending_cleanly
     from bankml.oracle import library
 
     there = library.parts(library.fetched()) is not None
     if not there:
         print(f"fetching {library.PACKAGE}@{library.VERSION} with npm", file=sys.stderr)
-    print(library.fetch())
+    with ending_cleanly():  # what npm left half-done goes
+        print(library.fetch())
     return 0
 
 

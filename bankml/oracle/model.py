@@ -163,20 +163,25 @@ class ReferenceModel:
 
     @contextmanager
     def _interrupts_kept(self):
-        """Keep Ctrl-C for `decode` to raise: raised at a callback's edge, outside its `try`, it would be lost."""
-        before = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is not threading.main_thread() or not callable(before):
-            yield
-            return
+        """Keep Ctrl-C for `decode` to raise: raised at a callback's edge, outside its `try`, it would be lost.
+
+        SIGTERM too, where it has a handler.
+        """
+        before = {}
+        if threading.current_thread() is threading.main_thread():
+            before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
         def keep(number, frame):
-            self._raised = KeyboardInterrupt()
+            self._raised = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
 
-        signal.signal(signal.SIGINT, keep)
+        before = {number: handler for number, handler in before.items() if callable(handler)}
         try:
+            for number in before:
+                signal.signal(number, keep)
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _observe_safely(self, tensor, ask, user_data):
         """`_observe`, from C, where nothing can be raised: an error (or Ctrl-C) ends the decode and is kept for it."""
