@@ -51,7 +51,7 @@ class KvCache:
 
     def __init__(self, width: int, n_ctx: int, kind: KvType = KvType.F16):
         if kind is KvType.Q8_0:
-            raise Refused(f"a {kind.value} cache is not in this version; use f16")
+            raise Refused(f"a {kind.value} cache (BANKML_CACHE_TYPE) is not in this version; use f16")
         if not isinstance(kind, KvType):
             raise UsageError(f"cache type {kind!r}; it takes one of {', '.join(map(str, KvType))}")
         if operator.index(n_ctx) < 1:
