@@ -168,10 +168,9 @@ class Weights(Pieces):
             for part in program.layers:
                 self.pool.run(part)
         else:
-            for il, groups in program.by_group():
-                for _, records in groups:
-                    self.pool.run(records)
-                if 0 <= il < self.shape.n_layer:
+            for il, name, records in program.by_group():
+                self.pool.run(records)
+                if name == "ffn_down":
                     rows = n_out if il == self.shape.n_layer - 1 else len(tokens)
                     each(il, first, layers.buffers.x[:rows].copy())
         return layers.buffers.result[:n_out].copy()

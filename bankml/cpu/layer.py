@@ -160,12 +160,9 @@ class Program:
         self.layers = [self.all[a:z] for a, z in pairwise(bounds)]
         self._after_rows = spans[n_layer - 1, "out_rows"][1]
         self._out_rows = self._after_rows - 1
-        touches = [self._span(name, layer_of) for name in ("heads", "attention")]
-        self._cache_records = np.concatenate(touches)
+        touching = [np.arange(*spans[il, name]) for name in ("heads", "attention") for il in range(n_layer)]
+        self._cache_records = np.concatenate(touching)
         self._cache_layers = layer_of[self._cache_records]
-
-    def _span(self, name, layer_of):
-        return np.concatenate([np.arange(*self._spans[il, name]) for il in range(self.n_layer)])
 
     def group(self, il, name) -> np.ndarray:
         """The records of one group of one layer."""
@@ -173,9 +170,17 @@ class Program:
         return self.all[first:last]
 
     def by_group(self):
-        """(layer, [(name, records), ...]) in order."""
-        for il in range(-1, self.n_layer + 1):
-            yield il, [(name, self.all[a:z]) for (layer, name), (a, z) in self._spans.items() if layer == il]
+        """(layer, name, records) in order."""
+        for (il, name), (first, last) in self._spans.items():
+            yield il, name, self.all[first:last]
+
+    def take_cycles(self) -> dict[str, int]:
+        """Cycles that each group's steps took over all layers since the last call, by its name."""
+        taken = {}
+        for _, name, records in self.by_group():
+            taken[name] = taken.get(name, 0) + int(records[:, pool.CYCLES].sum())
+            records[:, pool.CYCLES] = 0
+        return taken
 
     def set_padded(self, cells):
         """Make the split kernel, which this program must have, one over so many padded cells."""
