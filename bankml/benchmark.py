@@ -4,26 +4,34 @@ A run of the reference below `COLLAPSED` of its own best is thrown away: its bar
 collapse, which would make any ratio a lie.
 """
 
+import ctypes
 import os
 import platform
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from bankml.cpu.pool import stamp as stamp_entry
+from bankml.cpu.read_floor import read_floor
 from bankml.forward import Outputs, Weights
 from bankml.oracle.model import ReferenceModel
 
 COLLAPSED = 0.8
 TRIES = 4  # extra runs of the reference to replace collapsed ones
+PATIENCE = 60  # seconds of the reference's runs of one kind, beyond which there are fewer rounds
 SEED = 7
 
 
 @dataclass
 class Row:
-    """One line of the table: tokens/s of both, the medians' ratio, and the spread (max - min) / median of ours."""
+    """One line of the table: tokens/s of both, the medians' ratio, and the spread (max - min) / median of ours.
+
+    gb_s: for decoding, the weights' bytes that ours reads per second, and floor_share that over the rate at which the
+    same threads merely read the file. budget: what share of our time each kind of work took ("python": all the rest).
+    """
 
     model: str
     work: str
@@ -34,6 +42,9 @@ class Row:
     ratio: float
     spread: float
     bits_equal: bool
+    gb_s: float = 0.0
+    floor_share: float = 0.0
+    budget: dict[str, float] = field(default_factory=dict)
 
 
 def machine() -> dict:
@@ -59,6 +70,7 @@ class Bench:
         self.weights = Weights.open(path, gpu=False, threads=threads)
         self.reference = ReferenceModel(path, n_ctx=n_ctx, n_threads=reference_threads[0], variant=variant)
         self.caches = self.weights.caches(n_ctx=n_ctx)
+        self.floor = read_floor(self.weights.pool, self.weights.map.largest_part())
         self.tokens = np.random.default_rng(SEED).integers(0, self.reference.n_vocab, n_ctx)
 
     def __enter__(self):
@@ -83,13 +95,9 @@ class Bench:
 
         return self._row("prompt", n, n, ours, theirs, threads or self.tried[:1])
 
-    def decode(self, cells: int, tokens: int = 16) -> Row:
+    def decode(self, cells: int, tokens: int = 16, tried=None) -> Row:
         """`tokens` forced tokens one at a time after `cells` cells, logits of each included."""
-        self._truncate(0)
-        self.reference.forget(0)
-        if cells:
-            self.weights.prefill_with(self.caches, self.tokens[:cells], Outputs.NONE)
-            self.reference.decode(self.tokens[:cells], "none", watch=())
+        self._reach(cells)
         forced = self.tokens[cells : cells + tokens]
 
         def ours():
@@ -100,7 +108,16 @@ class Bench:
             self.reference.forget(cells)
             return np.concatenate([self.reference.decode([t], watch=()).logits for t in forced])
 
-        return self._row("decode", cells, tokens, ours, theirs, self.tried)
+        return self._row("decode", cells, tokens, ours, theirs, tried or self.tried)
+
+    def _reach(self, cells):
+        """Bring both caches to the first `cells` tokens, keeping what they have of them, in the same calls on both."""
+        kept = min(cells, self.reference.n_past, len(self.caches[0]))
+        self._truncate(kept)
+        self.reference.forget(kept)
+        if kept < cells:
+            self.weights.prefill_with(self.caches, self.tokens[kept:cells], Outputs.NONE)
+            self.reference.decode(self.tokens[kept:cells], "none", watch=())
 
     def _truncate(self, cells):
         for cache in self.caches:
@@ -115,22 +132,38 @@ class Bench:
             mine += own
             equal &= same
             best = max(best, (statistics.median(rates), threads, rates))
-        median = statistics.median(mine)
+        median, gb_s = statistics.median(mine), 0.0
         spread = (max(mine) - min(mine)) / median
-        return Row(self.name, work, n, median, best[0], best[1], median / best[0], spread, equal)
+        if work == "decode":
+            gb_s = median * self.weights.map.nbytes / 1e9
+        ratio, share = median / best[0], 1e9 * gb_s / self.floor
+        return Row(self.name, work, n, median, best[0], best[1], ratio, spread, equal, gb_s, share, self._budget(ours))
+
+    def _budget(self, ours):
+        """Shares of our time by kind of work, largest first, from one more run."""
+        self.weights.take_cycles()
+        start = stamp()
+        ours()
+        taken = stamp() - start
+        shares = {kind: cycles / taken for kind, cycles in self.weights.take_cycles().items()}
+        shares["python"] = 1 - sum(shares.values())
+        return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
     def _alternate(self, tokens, ours, theirs):
         """Rates of the reference (collapsed runs left out) and ours, and whether all logits were equal."""
         ours()  # kernels compiled, pages mapped
         theirs_rates, our_rates, equal = [], [], True
-        for attempt in range(self.rounds + TRIES):
+        rounds = self.rounds
+        for attempt in range(rounds + TRIES):
+            if attempt and tokens / theirs_rates[0] * rounds > PATIENCE:
+                rounds = 1 if tokens / theirs_rates[0] > PATIENCE / 2 else 2
             theirs_rate, want = _timed(tokens, theirs)
             our_rate, got = _timed(tokens, ours)
             theirs_rates.append(theirs_rate)
             our_rates.append(our_rate)
             equal &= np.array_equal(want.view(np.uint32), got.view(np.uint32))
             good = [rate for rate in theirs_rates if rate >= COLLAPSED * max(theirs_rates)]
-            if attempt + 1 >= self.rounds and len(good) >= (self.rounds + 1) // 2:
+            if attempt + 1 >= rounds and len(good) >= (rounds + 1) // 2:
                 break
         return good, our_rates, equal
 
@@ -141,13 +174,23 @@ def _timed(tokens, work):
     return tokens / (time.perf_counter() - start), result
 
 
+def stamp() -> int:
+    """The time stamp counter."""
+    return ctypes.CFUNCTYPE(ctypes.c_int64)(stamp_entry.address)()
+
+
 def table(rows: list[Row]) -> str:
     """The rows as text."""
-    lines = [f"{'model':<20} {'work':<8} {'n':>5} {'ours':>9} {'reference':>10} {'ratio':>6} {'spread':>7}  bits"]
+    lines = [
+        f"{'model':<20} {'work':<8} {'n':>5} {'ours':>9} {'reference':>10} {'ratio':>6} {'spread':>7}"
+        f" {'GB/s':>6} {'floor':>6}  {'bits':<9}  time"
+    ]
     for row in rows:
+        memory = f"{row.gb_s:>6.1f} {row.floor_share:>6.0%}" if row.gb_s else " " * 13
+        budget = ", ".join(f"{kind} {share:.0%}" for kind, share in row.budget.items() if share >= 0.01)
         lines.append(
             f"{row.model:<20} {row.work:<8} {row.n:>5} {row.ours:>9.2f} {row.reference:>7.2f}/{row.reference_threads}t "
-            f"{row.ratio:>6.2f} {row.spread:>6.0%}  {'equal' if row.bits_equal else 'DIFFERENT'}"
+            f"{row.ratio:>6.2f} {row.spread:>6.0%} {memory}  {'equal' if row.bits_equal else 'DIFFERENT':<9}  {budget}"
         )
     return "\n".join(lines)
 

@@ -140,8 +140,13 @@ class Weights(Pieces):
             layers = self._layers_of(n_ubatch)
             for first in range(0, len(rows), n_ubatch):
                 part = rows[first : first + n_ubatch]
-                self.pool.run(layers.logits_program(part, out[first : first + n_ubatch], self.plan.output))
+                layers.logits(self.pool, part, out[first : first + n_ubatch], self.plan.output)
         return out
+
+    def take_cycles(self) -> dict[str, int]:
+        """Cycles of the time stamp counter that each kind of work took since the last call, or the opening."""
+        with self._lock:
+            return self._layers["driver"].take_cycles() if self._layers else {}
 
     def decode(self, caches, token: int) -> np.ndarray:
         """Run one token at the next position; returns its result_norm, float32 (n_embd,)."""

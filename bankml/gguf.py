@@ -163,6 +163,10 @@ class Map:
         """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
+    def largest_part(self) -> np.ndarray:
+        """The bytes of the largest file, uint8, read-only: what a read of the weights is measured on."""
+        return max(self._bytes, key=len)
+
     def close(self):
         """Let go of the maps; a file still in use by an array stays mapped until that array goes."""
         self._bytes = []

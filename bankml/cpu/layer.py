@@ -18,6 +18,20 @@ from bankml.cpu.products import Activation, product
 from bankml.cpu.rope import Rope, heads_step, rope_table_step, store_step
 from bankml.cpu.swiglu import swiglu_step
 
+# What a group of steps counts as in a time budget, where its own name would not do.
+KINDS = {
+    "inp_embd": "embed",
+    "out_rows": "embed",
+    "rope_table": "rope",
+    "heads": "rope",
+    "attn_norm": "norm",
+    "ffn_norm": "norm",
+    "result_norm": "norm",
+    "attn_norm_q8": "quantize",
+    "attention_q8": "quantize",
+    "ffn_norm_q8": "quantize",
+    "swiglu_q8": "quantize",
+}
 ROWS, POSITION, K_BASE, V_BASE = (pool.ARGUMENTS + word for word in range(4))
 
 
@@ -50,7 +64,7 @@ class Layers:
         self.shape, self.wtype, self.map = plan.shape, plan.wtype, wmap
         self.buffers = Buffers(plan.shape, plan.wtype, rows, threads)
         self.rope, self._block = Rope.of(plan.shape), TYPES[plan.wtype]
-        self._programs = {}
+        self._programs, self._logits_cycles = {}, 0
         self._following = self._reading_order(plan.output)
 
     def _reading_order(self, output):
@@ -68,22 +82,34 @@ class Layers:
             self._programs[key].set_padded(kernel.padded)
         return self._programs[key]
 
-    def logits_program(self, rows, out, output):
+    def logits(self, workers, rows, out, output):
         """The product of the matrix `output` with rows, float32 (n, n_embd), into out, float32 (n, n_vocab)."""
         address, row_bytes = self._matrix(output)
-        steps = self.buffers.activation.fill(rows.ctypes.data, rows.shape[1], rows.strides[0])
+        activation = self.buffers.activation
+        steps = activation.fill(rows.ctypes.data, rows.shape[1], rows.strides[0])
         code, words = product(
             self.wtype,
             address,
             row_bytes,
             out.shape[1],
             rows.shape[1],
-            self.buffers.activation,
+            activation,
             out.ctypes.data,
             out.strides[0],
             following=self.map.address(self._following[output]),
         )
-        return pool.program(*((step, wait, [len(rows), *w[1:]]) for step, wait, w in [*steps, (code, True, words)]))
+        records = pool.program(*((step, wait, [len(rows), *w[1:]]) for step, wait, w in [*steps, (code, True, words)]))
+        workers.run(records)
+        self._logits_cycles += int(records[:, pool.CYCLES].sum())
+
+    def take_cycles(self) -> dict[str, int]:
+        """Cycles of the time stamp counter that each kind of work took since the last call (or the start)."""
+        taken, self._logits_cycles = {"logits": self._logits_cycles}, 0
+        for program in self._programs.values():
+            for name, count in program.take_cycles().items():
+                kind = KINDS.get(name, name)
+                taken[kind] = taken.get(kind, 0) + count
+        return taken
 
     def _groups(self, kernel):
         """(layer, name, steps) of the whole model; layer -1 comes before the first, n_layer after the last."""

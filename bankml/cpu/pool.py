@@ -156,6 +156,12 @@ def _execute(mailbox, worker):
             before = now
 
 
+@entry(types.int64)
+def stamp():
+    """The time stamp counter now."""
+    return cycles()
+
+
 @entry(types.void, types.int64, types.int64)
 def serve(mailbox, worker):
     """A worker's whole life: sleep, run the posted program, sleep again, until told to stop."""
