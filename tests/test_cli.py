@@ -24,7 +24,12 @@ def bankml(*arguments, **options):
 
 def test_the_page_shows_the_help_as_it_is():
     page = write_cli_docs.PAGE.read_text()
-    assert write_cli_docs.updated(page) == page, "run python testing/write_cli_docs.py"
+    assert words(write_cli_docs.updated(page)) == words(page), "run python testing/write_cli_docs.py"
+
+
+def words(text):
+    """The text without its white space: the columns of argparse differ between versions of Python."""
+    return text.split()
 
 
 @pytest.mark.parametrize("command", ["", *frame.COMMANDS, "oracle fetch", "oracle check"])
