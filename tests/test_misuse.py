@@ -148,5 +148,5 @@ def test_closed_weights(path):
 def test_names_of_files(path):
     with Weights.open(bytes(path), gpu=False, threads=1) as weights:
         assert weights.caches(KvType.F16, n_ctx=1)[0].capacity == 256
-    with pytest.raises(UsageError, match="null (byte|character)"):  # the words of Python 3.11 and 3.13
+    with pytest.raises(UsageError, match=r"null (byte|character)"):  # the words of Python 3.11 and 3.13
         Weights.open("a\0b")

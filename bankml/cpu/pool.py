@@ -35,14 +35,15 @@ SYS_FUTEX, FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 202, 128, 129
 # worker. TIMEOUT is a timespec of one second: no slip of ours may become a hang.
 ARRIVED, GENERATION, SLEEPERS, LINE = 0, 64, 128, 64
 PROGRAM, STEPS, SHARES, WORKERS, STOP, TIMEOUT, TAKEN = 192, 200, 208, 216, 224, 232, 320
-ALLOWED, MASKS, SEMAPHORES = 384, 512, 512 + 128 * MAX_THREADS
-MASK_WORDS = 16  # of a CPU mask of 1,024 bits: the one this process has, then a scratch one for each worker
+MASK_BYTES = 128  # of a CPU mask of 1,024 bits; MASKS: two of them for each worker
+MASKS, SEMAPHORES = 384, 384 + 2 * MASK_BYTES * MAX_THREADS
 CPU, WAITED, LINES = 64, 72, 128  # a worker's lines: its semaphore, the core it was last seen on, its cycles of waiting
 
 syscall = types.ExternalFunction("syscall", types.int64(*[types.int64] * 7))
 sem_wait = types.ExternalFunction("sem_wait", types.int32(types.int64))
 sem_post = types.ExternalFunction("sem_post", types.int32(types.int64))
 sched_getcpu = types.ExternalFunction("sched_getcpu", types.int32())
+sched_getaffinity = types.ExternalFunction("sched_getaffinity", types.int32(types.int32, types.int64, types.int64))
 sched_setaffinity = types.ExternalFunction("sched_setaffinity", types.int32(types.int32, types.int64, types.int64))
 
 
@@ -84,22 +85,29 @@ def _spread(mailbox, worker, workers):
     """Say which core this worker is on, and leave it if another one is there too.
 
     Threads that wake each other are put on one core by the system as soon as the others have anything to do, however
-    little; it takes its time to part them again.
+    little; it takes its time to part them again. The cores this thread may use stay what they were.
     """
-    here, alone, mask = np.int64(sched_getcpu()), True, mailbox + MASKS + 8 * MASK_WORDS * worker
-    store_i64(mailbox + SEMAPHORES + LINES * worker + CPU, here)
-    for word in range(MASK_WORDS):
-        store_i64(mask + 8 * word, load_i64(mailbox + ALLOWED + 8 * word))
+    mine = mailbox + SEMAPHORES + LINES * worker + CPU
+    here, alone = np.int64(sched_getcpu()), True
+    store_i64(mine, here)
     for other in range(workers):
-        if other != worker:
-            taken = load_i64(mailbox + SEMAPHORES + LINES * other + CPU)
-            alone &= taken != here
-            if taken >= 0:
-                place = mask + 8 * (taken >> 6 & MASK_WORDS - 1)
-                store_i64(place, load_i64(place) & ~(1 << (taken & 63)))
-    if not alone and sched_setaffinity(0, 8 * MASK_WORDS, mask) == 0:
-        sched_setaffinity(0, 8 * MASK_WORDS, mailbox + ALLOWED)
-        store_i64(mailbox + SEMAPHORES + LINES * worker + CPU, np.int64(sched_getcpu()))
+        alone &= other == worker or load_i64(mailbox + SEMAPHORES + LINES * other + CPU) != here
+    if alone:
+        return
+    allowed = mailbox + MASKS + 2 * MASK_BYTES * worker
+    free = allowed + MASK_BYTES
+    if sched_getaffinity(0, MASK_BYTES, allowed) < 0:
+        return
+    for word in range(0, MASK_BYTES, 8):
+        store_i64(free + word, load_i64(allowed + word))
+    for other in range(workers):
+        taken = load_i64(mailbox + SEMAPHORES + LINES * other + CPU)
+        if taken >= 0:
+            place = free + (taken >> 6 << 3) % MASK_BYTES
+            store_i64(place, load_i64(place) & ~(1 << (taken & 63)))
+    if sched_setaffinity(0, MASK_BYTES, free) == 0:
+        sched_setaffinity(0, MASK_BYTES, allowed)
+        store_i64(mine, np.int64(sched_getcpu()))
 
 
 @inner
@@ -245,7 +253,6 @@ class Pool:
         libc = ctypes.CDLL(None)
         self._memory = np.zeros(SEMAPHORES // 8 + (LINES // 8) * (self.workers + 1), np.int64)
         self._mailbox = (self._memory.ctypes.data + LINE - 1) // LINE * LINE
-        libc.sched_getaffinity(0, 8 * MASK_WORDS, ctypes.c_void_p(self._mailbox + ALLOWED))
         for number in range(self.workers):
             self._word(SEMAPHORES + LINES * number + CPU).value = -1
         start = (self._mailbox - self._memory.ctypes.data + SEMAPHORES + WAITED) // 8
