@@ -1,4 +1,4 @@
-"""The vocabulary of the shipped llama.cpp library through ctypes, for the recorders: no bankml code is involved."""
+"""The vocabulary of the shipped llama.cpp library through ctypes, for the recorders: no engine code is involved."""
 
 import ctypes
 import hashlib
@@ -6,30 +6,7 @@ import os
 from ctypes import POINTER, c_bool, c_char_p, c_int, c_int32, c_void_p
 from pathlib import Path
 
-
-class ModelParams(ctypes.Structure):
-    """struct llama_model_params of llama.h at b11192."""
-
-    _fields_ = [
-        ("devices", c_void_p),
-        ("tensor_buft_overrides", c_void_p),
-        ("n_gpu_layers", c_int32),
-        ("split_mode", c_int),
-        ("load_mode", c_int),
-        ("lazy_mode", c_int),
-        ("main_gpu", c_int32),
-        ("tensor_split", c_void_p),
-        ("progress_callback", c_void_p),
-        ("progress_callback_user_data", c_void_p),
-        ("kv_overrides", c_void_p),
-        ("vocab_only", c_bool),
-        ("check_tensors", c_bool),
-        ("use_extra_bufts", c_bool),
-        ("no_host", c_bool),
-        ("no_alloc", c_bool),
-        ("load_mtp", c_bool),
-    ]
-
+from bankml.oracle.bindings import ModelParams
 
 LOG_CALLBACK = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
 
