@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bankml import benchmark, models, shapes
 from bankml.convert import convert
+from bankml.errors import BankmlError
 
 # name -> (prompt lengths, cells before decoding); the reference's Q2_0 prompts are slow, and their rate is flat
 LONG, SHORT, CELLS = (32, 128, 512, 2048), (32, 128), (32, 512, 2048)
@@ -75,4 +76,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BankmlError as error:
+        sys.exit(f"bench: {error}")
