@@ -38,7 +38,6 @@ def _loader(name, kind, returns, extend=None):
 
 load_f32 = _loader("load_f32", f32, types.float32)
 load_i64 = _loader("load_i64", i64, types.int64)
-load_i8 = _loader("load_i8", i8, types.int64, "sext")
 load_u8 = _loader("load_u8", i8, types.int64, "zext")
 load_u16 = _loader("load_u16", i16, types.int64, "zext")
 
@@ -55,18 +54,16 @@ def _typed(name, arguments_, returns, emit):
     return intrinsic(presented_as(typing, typing, [f"x{i}" for i in range(len(arguments_))]))
 
 
-def _store(name, kind, numba_type):
+def _store(name, numba_type):
     def emit(context, b, address, value):
-        b.store(b.ir.trunc(value, kind) if numba_type is types.int64 and kind is not i64 else value, b.pointer(address))
+        b.store(value, b.pointer(address))
         return context.get_dummy_value()
 
     return _typed(name, (types.int64, numba_type), types.void, emit)
 
 
-store_f32 = _store("store_f32", f32, types.float32)
-store_i64 = _store("store_i64", i64, types.int64)
-store_i8 = _store("store_i8", i8, types.int64)
-store_u16 = _store("store_u16", i16, types.int64)
+store_f32 = _store("store_f32", types.float32)
+store_i64 = _store("store_i64", types.int64)
 
 fma = _typed("fma", (types.float32,) * 3, types.float32, lambda context, b, x, y, z: b.fma(x, y, z))
 bits_to_f32 = _typed(
@@ -129,7 +126,6 @@ expf = types.ExternalFunction("expf", types.float32(types.float32))  # glibc's, 
 sinf = types.ExternalFunction("sinf", types.float32(types.float32))
 cosf = types.ExternalFunction("cosf", types.float32(types.float32))
 logf = types.ExternalFunction("logf", types.float32(types.float32))
-powf = types.ExternalFunction("powf", types.float32(types.float32, types.float32))
 sqrtf = _typed("sqrtf", (types.float32,), types.float32, lambda context, b, x: b.call("llvm.sqrt.f32", f32, [x]))
 
 
