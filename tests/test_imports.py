@@ -13,7 +13,17 @@ PACKAGE = ROOT / "bankml"
 # Layers from the bottom up: a module imports from layers below, and from its own.
 LAYERS = [
     {"errors", "version"},
-    {"blocks", "gguf", "gguf_header", "gguf_values", "environment", "progress", "tie_order", "unicode_ranges"},
+    {
+        "blocks",
+        "gguf",
+        "gguf_header",
+        "gguf_values",
+        "environment",
+        "progress",
+        "snapshot",
+        "tie_order",
+        "unicode_ranges",
+    },
     {
         "plan",
         "guard",
@@ -28,7 +38,7 @@ LAYERS = [
     },
     {"cpu", "gpu"},
     {"sampler", "models", "pull", "convert", "kv_cache", "pieces", "forward"},
-    {"prompt_cache", "engine", "generation", "benchmark"},
+    {"meter", "prompt_cache", "engine", "generation", "benchmark"},
     {"serve", "dashboard"},
     {"cli"},
 ]
