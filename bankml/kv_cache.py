@@ -86,6 +86,23 @@ class KvCache:
             for memory in (self._k, self._v)
         )
 
+    def raw(self, cells: int | None = None):
+        """The bytes of the first `cells` cells (those in use) as two uint8 views (cells, row_bytes) to copy: K, V."""
+        cells = self.length if cells is None else cells
+        return tuple(
+            np.frombuffer(memory, np.uint8, cells * self.row_bytes).reshape(cells, self.row_bytes)
+            for memory in (self._k, self._v)
+        )
+
+    def fill(self, k, v):
+        """Hold these cells and no others: uint8 (cells, row_bytes) each, as `raw` gives them."""
+        if k.shape != v.shape or k.shape[1:] != (self.row_bytes,) or len(k) > self.capacity:
+            raise UsageError(f"cells of shape {k.shape} and {v.shape} do not fit this cache")
+        self.truncate(0)
+        for into, rows in zip(self.raw(len(k)), (k, v), strict=True):
+            into[:] = rows
+        self.length = len(k)
+
     def truncate(self, n: int):
         """Keep the first `n` cells, as llama.cpp's seq_rm does, and give the memory after them back."""
         n = operator.index(n)
