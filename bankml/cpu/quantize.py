@@ -15,6 +15,7 @@ from bankml.cpu.level import level
 from bankml.cpu.simd import f32, i8, i16, i32, i64, vec, vector
 
 BLOCK = 32
+STORED = 34  # bytes of a block of 32 values: an f16 scale, then the quants
 
 
 def _absolute(b, v):
@@ -41,9 +42,8 @@ def _through_half(b, v):
     return b.half_to_f32(b.f32_to_half(v))
 
 
-@vector
-def quantize_block(b, x, q, d):
-    """32 float32 at x -> 32 int8 at q and one float32 scale at d."""
+def _emit_block(b, x, q):
+    """32 float32 at x -> 32 int8 at q; returns amax / 127, a float32."""
     build, source, zero = b.ir, b.pointer(x), ir.Constant(f32, 0.0)
     values = [b.load(b.at(source, 32 * i), vec(f32, 8)) for i in range(4)]
     top = _absolute(b, values[0])
@@ -54,12 +54,24 @@ def quantize_block(b, x, q, d):
     amax = b.element(_max(b, two, b.shuffle(two, None, [1, 1, 3, 3])), 0)
     scale = build.fdiv(amax, ir.Constant(f32, 127.0))
     factor = build.select(build.fcmp_unordered("!=", amax, zero), build.fdiv(ir.Constant(f32, 127.0), amax), zero)
-    b.store(_through_half(b, scale), b.pointer(d), 4)
     factor = b.broadcast(factor, 8)
     for half in range(2):
         words = [w for v in values[2 * half : 2 * half + 2] for w in _to_i32(b, build.fmul(v, factor))]
         pairs = [b.call("llvm.x86.sse2.packssdw.128", vec(i16, 8), words[2 * i : 2 * i + 2]) for i in range(2)]
         b.store(b.call("llvm.x86.sse2.packsswb.128", vec(i8, 16), pairs), b.pointer(q, 16 * half))
+    return scale
+
+
+@vector
+def quantize_block(b, x, q, d):
+    """32 float32 at x -> 32 int8 at q and one float32 scale at d."""
+    b.store(_through_half(b, _emit_block(b, x, q)), b.pointer(d), 4)
+
+
+@vector
+def _quantize_stored_block(b, x, block):
+    """32 float32 at x -> a block as it is stored: the scale's half, then 32 int8."""
+    b.store(b.f32_to_half(_emit_block(b, x, b.add(block, 2))), b.pointer(block))
 
 
 @vector
@@ -98,6 +110,13 @@ def quantize_blocks(x, q, d, blocks):
     """`blocks` adjacent blocks of 32."""
     for i in range(blocks):
         quantize_block(x + 128 * i, q + 32 * i, d + 4 * i)
+
+
+@inner
+def quantize_stored_blocks(x, blocks, count):
+    """`count` adjacent blocks of 32 as q8_0 blocks of 34 bytes."""
+    for i in range(count):
+        _quantize_stored_block(x + 128 * i, blocks + STORED * i)
 
 
 def quantize_q8_0_plain(x):
