@@ -9,7 +9,8 @@ expf(score - maximum); the accumulator is rounded to a half at every step.
 import numpy as np
 
 from bankml.cpu.compile import inner, step
-from bankml.cpu.floats import arguments, expf, f32_to_bits, load_f32, store_f32
+from bankml.cpu.exponential import expf
+from bankml.cpu.floats import arguments, f32_to_bits, load_f32, store_f32
 from bankml.cpu.level import level
 from bankml.cpu.pool import next_item
 from bankml.cpu.simd import f32, i16, i32, vec, vector

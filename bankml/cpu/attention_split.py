@@ -7,7 +7,8 @@ import numpy as np
 
 from bankml.cpu.attention_reference import LANES, attend_cells, heads_together, scale_to
 from bankml.cpu.compile import inner, step
-from bankml.cpu.floats import arguments, expf, f32_to_bits, fma, load_f32, store_f32
+from bankml.cpu.exponential import expf
+from bankml.cpu.floats import arguments, f32_to_bits, fma, load_f32, store_f32
 from bankml.cpu.pool import next_item
 from bankml.cpu.simd import f32, i32, vec, vector
 

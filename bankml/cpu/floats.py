@@ -122,11 +122,19 @@ def emit_half_by_integers(b, value):
 
 f32_to_half = _typed("f32_to_half", (types.float32,), types.int64, _emit_half)
 
-expf = types.ExternalFunction("expf", types.float32(types.float32))  # glibc's, as the reference calls them
 sinf = types.ExternalFunction("sinf", types.float32(types.float32))
 cosf = types.ExternalFunction("cosf", types.float32(types.float32))
 logf = types.ExternalFunction("logf", types.float32(types.float32))
 sqrtf = _typed("sqrtf", (types.float32,), types.float32, lambda context, b, x: b.call("llvm.sqrt.f32", f32, [x]))
+
+
+def scalar_function(name, emit, count):
+    """A function of `count` float32 from one that emits code for lanes: it is given vectors of one lane."""
+
+    def one(context, b, *values):
+        return b.element(emit(b, *(b.broadcast(value, 1) for value in values)), 0)
+
+    return _typed(name, (types.float32,) * count, types.float32, one)
 
 
 @vector(returns=types.int64)

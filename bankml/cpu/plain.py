@@ -3,6 +3,7 @@
 import ctypes
 import math
 import struct
+from fractions import Fraction
 
 import numpy as np
 
@@ -18,6 +19,21 @@ def fma32(a, b, c):
     if lost and not struct.unpack("<q", struct.pack("<d", total))[0] & 1:
         total = math.nextafter(total, math.copysign(math.inf, lost))
     return np.float32(total)
+
+
+def fma64(a, b, c):
+    """a*b + c of finite float64, rounded once."""
+    return float(Fraction(a) * Fraction(b) + Fraction(c)) if c or a * b else a * b + c
+
+
+def float_bits(value):
+    """The bits of a float64, as an integer."""
+    return struct.unpack("<Q", struct.pack("<d", value))[0]
+
+
+def from_bits(word):
+    """The float64 of such bits."""
+    return struct.unpack("<d", struct.pack("<Q", word))[0]
 
 
 def half(bits):

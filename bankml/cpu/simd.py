@@ -109,6 +109,24 @@ class Builder:
         level_ = self.int(3 if near else 2, i32)
         self.call("llvm.prefetch.p0", void, [pointer, self.int(0, i32), level_, self.int(1, i32)])
 
+    def table(self, name, element, values):
+        """A pointer to constants that are kept beside the code; the same name means the same constants."""
+        kind = ir.ArrayType(element, len(values))
+        module, full = self.ir.module, f"table.{name}"
+        if full not in module.globals:
+            constant = ir.GlobalVariable(module, kind, full)
+            constant.linkage, constant.global_constant, constant.align = "internal", True, CACHE_LINE
+            constant.initializer = ir.Constant(kind, list(values))
+        return module.globals[full]
+
+    def look_up(self, table, index, element):
+        """The elements of a table that i64 lanes point at, lane by lane; `element` is of 8 bytes."""
+        result = ir.Constant(vec(element, index.type.count), ir.Undefined)
+        for lane in range(index.type.count):
+            at = self.at(table, self.ir.shl(self.element(index, lane), self.int(3)))
+            result = self.ir.insert_element(result, self.load(at, element, 8), self.int(lane, i32))
+        return result
+
     # ---- lanes -----------------------------------------------------------------------------------------------
     def call(self, name, result, arguments):
         """Call an LLVM intrinsic or a C function by name."""
@@ -173,6 +191,10 @@ class Builder:
 
     def fma_exact_product(self, a, b, c):
         """a*b+c where a*b is known to be exact in float32, as it is of two halves: then fused and unfused agree."""
+        return self.fma_or_not(a, b, c)
+
+    def fma_or_not(self, a, b, c):
+        """a*b+c, fused where there is an instruction for it: for sums in which it is known not to matter."""
         if level() == "generic":
             return self.ir.fadd(self.ir.fmul(a, b), c)
         return self.fma(a, b, c)

@@ -5,7 +5,8 @@ from llvmlite import ir
 
 from bankml.cpu import pool
 from bankml.cpu.compile import inner, step
-from bankml.cpu.floats import arguments, expf, load_f32, store_f32
+from bankml.cpu.exponential import expf
+from bankml.cpu.floats import arguments, load_f32, store_f32
 from bankml.cpu.level import level
 from bankml.cpu.plain import fma32, libm
 from bankml.cpu.simd import f32, i32, vec, vector
