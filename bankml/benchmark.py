@@ -4,7 +4,6 @@ A run of the reference below `COLLAPSED` of its own best is thrown away: its bar
 collapse, which would make any ratio a lie.
 """
 
-import ctypes
 import os
 import platform
 import statistics
@@ -14,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from bankml.cpu.pool import stamp as stamp_entry
+from bankml.cpu.pool import read_stamp
 from bankml.cpu.read_floor import read_floor
 from bankml.forward import Outputs, Weights
 from bankml.oracle.model import ReferenceModel
@@ -142,9 +141,9 @@ class Bench:
     def _budget(self, ours):
         """Shares of our time by kind of work, largest first, from one more run."""
         self.weights.take_cycles()
-        start = stamp()
+        start = read_stamp()
         ours()
-        taken = stamp() - start
+        taken = read_stamp() - start
         shares = {kind: cycles / taken for kind, cycles in self.weights.take_cycles().items()}
         shares["python"] = 1 - sum(shares.values())
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
@@ -170,11 +169,6 @@ def _timed(tokens, work):
     start = time.perf_counter()
     result = work()
     return tokens / (time.perf_counter() - start), result
-
-
-def stamp() -> int:
-    """The time stamp counter."""
-    return ctypes.CFUNCTYPE(ctypes.c_int64)(stamp_entry.address)()
 
 
 def table(rows: list[Row]) -> str:

@@ -43,7 +43,11 @@ def llama_threads() -> int:
 
 
 class Weights(Pieces):
-    """An opened model. Attributes: `plan`, `shape`, `llama_threads`, `threads`, `devices`."""
+    """An opened model. Attributes: `plan`, `shape`, `llama_threads`, `threads`, `devices`.
+
+    `reached`: how many cells the caches of the call under way, or the last one, have got; of an unfinished micro-batch
+    as many as its layers so far make up. It and `seconds()` may be read from any thread at any time.
+    """
 
     def __init__(self, header, plan, *, threads=None):
         self.llama_threads = llama_threads()
@@ -51,7 +55,7 @@ class Weights(Pieces):
         self.pool = Pool(threads)
         self.threads, self.devices = self.pool.threads, ["cpu"]
         self.map = Map(header)
-        self._layers = {}
+        self._layers, self.reached = {}, 0.0
         self._lock = threading.RLock()
         self._busy = self._closed = False
 
@@ -148,6 +152,11 @@ class Weights(Pieces):
         with self._lock:
             return self._layers["driver"].take_cycles() if self._layers else {}
 
+    def seconds(self) -> dict[str, float]:
+        """The time that each kind of work took since the opening, as far as it is done."""
+        driver = self._layers.get("driver")
+        return {kind: self.pool.seconds(n) for kind, n in driver.cycles().items()} if driver else {}
+
     def decode(self, caches, token: int) -> np.ndarray:
         """Run one token at the next position; returns its result_norm, float32 (n_embd,)."""
         return self.prefill(caches, (token,))
@@ -170,14 +179,16 @@ class Weights(Pieces):
         if len(tokens) == 1 and each is None:
             self.pool.run(program.all)
         elif each is None:
-            for part in program.layers:
+            for il, part in enumerate(program.layers):
                 self.pool.run(part)
+                self.reached = position + len(tokens) * min(il / self.shape.n_layer, 1)
         else:
             for il, name, records in program.by_group():
                 self.pool.run(records)
                 if name == "ffn_down":
                     rows = n_out if il == self.shape.n_layer - 1 else len(tokens)
                     each(il, first, layers.buffers.x[:rows].copy())
+        self.reached = float(position + len(tokens))
         return layers.buffers.result[:n_out].copy()
 
     def _layers_of(self, n_ubatch) -> Layers:

@@ -64,7 +64,7 @@ class Layers:
         self.shape, self.wtype, self.map = plan.shape, plan.wtype, wmap
         self.buffers = Buffers(plan.shape, plan.wtype, rows, threads)
         self.rope, self._block = Rope.of(plan.shape), TYPES[plan.wtype]
-        self._programs, self._logits_cycles = {}, 0
+        self._programs, self._logits_cycles, self._taken = {}, 0, {}
         self._following = self._reading_order(plan.output)
 
     def _reading_order(self, output):
@@ -104,10 +104,15 @@ class Layers:
 
     def take_cycles(self) -> dict[str, int]:
         """Cycles of the time stamp counter that each kind of work took since the last call (or the start)."""
-        taken, self._logits_cycles = {"logits": self._logits_cycles}, 0
-        for program in self._programs.values():
-            for name, count in program.take_cycles().items():
-                kind = KINDS.get(name, name)
+        now, before = self.cycles(), self._taken
+        self._taken = now
+        return {kind: count - before.get(kind, 0) for kind, count in now.items()}
+
+    def cycles(self) -> dict[str, int]:
+        """The same since the start. It may be read while a program runs: nothing is written."""
+        taken = {"logits": self._logits_cycles}
+        for program in list(self._programs.values()):
+            for kind, count in program.cycles().items():
                 taken[kind] = taken.get(kind, 0) + count
         return taken
 
@@ -180,8 +185,11 @@ class Program:
         self.all = pool.program(*steps)
         self.n_layer, self._spans = n_layer, spans
         layer_of = np.empty(len(steps), np.int64)
-        for (il, _), (first, last) in spans.items():
+        self._kinds = list(dict.fromkeys(KINDS.get(name, name) for _, name in spans))
+        self._kind_of = np.empty(len(steps), np.int64)
+        for (il, name), (first, last) in spans.items():
             layer_of[first:last] = il
+            self._kind_of[first:last] = self._kinds.index(KINDS.get(name, name))
         bounds = np.searchsorted(layer_of, np.arange(-1, n_layer + 2))
         self.layers = [self.all[a:z] for a, z in pairwise(bounds)]
         self._after_rows = spans[n_layer - 1, "out_rows"][1]
@@ -200,13 +208,10 @@ class Program:
         for (il, name), (first, last) in self._spans.items():
             yield il, name, self.all[first:last]
 
-    def take_cycles(self) -> dict[str, int]:
-        """Cycles that each group's steps took over all layers since the last call, by its name."""
-        taken = {}
-        for _, name, records in self.by_group():
-            taken[name] = taken.get(name, 0) + int(records[:, pool.CYCLES].sum())
-            records[:, pool.CYCLES] = 0
-        return taken
+    def cycles(self) -> dict[str, int]:
+        """Cycles that each kind of work took over all layers since the start."""
+        sums = np.bincount(self._kind_of, self.all[:, pool.CYCLES], len(self._kinds))
+        return {kind: int(count) for kind, count in zip(self._kinds, sums, strict=True)}
 
     def set_padded(self, cells):
         """Make the split kernel, which this program must have, one over so many padded cells."""

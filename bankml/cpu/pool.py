@@ -170,6 +170,11 @@ def stamp():
     return cycles()
 
 
+def read_stamp() -> int:
+    """The time stamp counter."""
+    return ctypes.CFUNCTYPE(ctypes.c_int64)(stamp.address)()
+
+
 @entry(types.void, types.int64, types.int64)
 def serve(mailbox, worker):
     """A worker's whole life: sleep, run the posted program, sleep again, until told to stop."""
@@ -244,7 +249,7 @@ class Pool:
     def __init__(self, threads=None):
         self.threads = thread_count(threads)
         self.workers = min(self.threads, len(os.sched_getaffinity(0)))
-        self._lock = threading.Lock()
+        self._lock, self._born = threading.Lock(), (read_stamp(), time.monotonic())
         self._run = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)(run.address)
         self._start()
         _pools.add(self)
@@ -273,6 +278,15 @@ class Pool:
             self._run(self._mailbox, program.ctypes.data, len(program))
             if self.workers > 1 and self._crew.after(self._word(TAKEN).value):
                 self._word(WORKERS).value = self._crew.active
+
+    def thread_ids(self) -> list[int]:
+        """The system's numbers of the threads that work beside the caller."""
+        return [helper.native_id for helper in self._helpers if helper.native_id is not None]
+
+    def seconds(self, cycles: float) -> float:
+        """How long so many cycles of the time stamp counter are, by its rate since the pool was made."""
+        stamp, born = self._born
+        return cycles * (time.monotonic() - born) / max(1, read_stamp() - stamp)
 
     def _word(self, offset):
         return ctypes.c_int64.from_address(self._mailbox + offset)
