@@ -9,41 +9,17 @@ import math
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from bankml import tie_order
-from bankml.errors import BankmlError, UsageError
+from bankml.errors import BankmlError
+from bankml.params import MAX_SEED, Params
 
 BUCKETS, BUCKET_SCALE, BUCKET_SHIFT = 128, np.float32(6.4), np.float32(64)  # the reference's, over logits -10..10
 HEAP_SORTED = 128  # up to here the reference takes the largest with a heap, beyond with buckets
 SMALL_TOP_P, FIRST_TOP_P = 1024, 256  # top-p over more unsorted candidates than this first tries the largest ones
 GREEDY = 1e-30  # no temperature: logits over less than this would overflow
-MAX_SEED = 2**32 - 2  # 2**32 - 1 means "any" to the reference
-
-
-@dataclass(frozen=True)
-class Params:
-    """How tokens are drawn; the defaults are llama-server's. `temperature` <= 0 is greedy, `seed` None is a random one.
-
-    `top_k` <= 0, `top_p` 1 and `min_p` 0 switch that sampler off. Raises UsageError for a value out of range.
-    """
-
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    seed: int | None = None  # 0 to MAX_SEED
-
-    def __post_init__(self):
-        if not math.isfinite(self.temperature):
-            raise UsageError(f"temperature is {self.temperature}; it takes a finite number")
-        for name, value in (("top_p", self.top_p), ("min_p", self.min_p)):
-            if not 0 <= value <= 1:
-                raise UsageError(f"{name} is {value}; it takes a number from 0 to 1")
-        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
-            raise UsageError(f"seed is {self.seed}; it takes a whole number from 0 to {MAX_SEED}")
 
 
 class MersenneTwister:

@@ -18,6 +18,7 @@ LAYERS = [
         "gguf",
         "gguf_header",
         "gguf_values",
+        "params",
         "environment",
         "progress",
         "snapshot",

@@ -100,11 +100,10 @@ class Answer:
         from bankml.generation import Generation
         from bankml.guard import guard
         from bankml.kv_cache import KvType
-        from bankml.sampler import Params, Sampler
+        from bankml.sampler import Sampler
         from bankml.tokenizer import Tokenizer
 
         args = self.args
-        sampler = Sampler(Params(args.temp, args.top_k, args.top_p, args.min_p, self.seed))
         kind = KvType.from_environment()
         prompt = read_prompt(args)
         path = models.resolve(args.model) if args.model is not None else models.default_model()
@@ -114,6 +113,7 @@ class Answer:
         if n_ctx > n_ctx_train:
             say(f"--ctx {n_ctx} is beyond the {n_ctx_train} tokens the model was trained on")
         tokenizer = Tokenizer.from_gguf(header)
+        sampler = Sampler(flags.params(args, header.kv, seed=self.seed))
         tokens = tokenizer.encode(prompt if args.raw else render(header, prompt, args), add_special=True)
         self.n_prompt = len(tokens)
         if not tokens:
