@@ -1,6 +1,11 @@
 /* Exact helpers shared by every kernel: OpenCL C 1.2, no fp64, no fp16 extension.
  *
- * f16_bits_to_f32: the float32 of an IEEE half given as its bits. Integers only, so that a card which flushes
+ * Fusing is written, never hoped for: `fused(a, b, c)` rounds a*b+c once. Where a kernel has `a*b + c`, the product is
+ * exact in float32, so it does not matter whether a driver fuses it (some do in spite of the pragma).
+ */
+#pragma OPENCL FP_CONTRACT OFF
+
+/* f16_bits_to_f32: the float32 of an IEEE half given as its bits. Integers only, so that a card which flushes
  * denormals or lacks half conversions still decodes a denormal scale to its exact value.
  */
 inline float f16_bits_to_f32(ushort half_bits)
@@ -21,3 +26,38 @@ inline float f16_bits_to_f32(ushort half_bits)
     }
     return as_float(sign | ((exponent + 112u) << 23) | (mantissa << 13));
 }
+
+#ifdef SOFTWARE_FMA
+/* a + b = *sum + *rest exactly (Knuth). */
+inline void two_sum(float a, float b, float *sum, float *rest)
+{
+    float x = a + b;
+    float b_part = x - a;
+    float a_part = x - b_part;
+    *rest = (a - a_part) + (b - b_part);
+    *sum = x;
+}
+
+/* a*b+c rounded once, for cards whose fma() is none (Boldo and Melquiond 2008: add with rounding to odd, then round).
+ *
+ * For an `a` of at most 12 significant bits (an f16 scale has 11), and no value below 2^-100 or near overflow but 0:
+ * both partial products are exact then, and no sum of ours is denormal, so flushing cannot matter either.
+ */
+inline float fused(float a, float b, float c)
+{
+    float high = as_float(as_uint(b) & 0xfffff000u); /* 12 bits of 24 */
+    float low = b - high;
+    float high_sum, low_sum, rest, top, middle, odd, lost;
+    two_sum(a * high, a * low, &high_sum, &low_sum);
+    two_sum(c, low_sum, &rest, &low_sum);
+    two_sum(high_sum, rest, &top, &middle);
+    two_sum(low_sum, middle, &odd, &lost);
+    uint bits = as_uint(odd);
+    if (lost != 0.0f && (bits & 1u) == 0u) { /* round to odd: towards what was lost */
+        bits += ((as_uint(lost) ^ bits) >> 31) ? 0xffffffffu : 1u;
+    }
+    return top + as_float(bits);
+}
+#else
+#define fused(a, b, c) fma(a, b, c)
+#endif
