@@ -16,6 +16,7 @@ from bankml.cpu.attention import Kernel, kernel_for
 from bankml.cpu.layer import Layers
 from bankml.cpu.pool import MAX_THREADS, Pool
 from bankml.errors import UsageError
+from bankml.exact import path_of
 from bankml.gguf import Map
 from bankml.guard import guard
 from bankml.kv_cache import KvCache, KvType
@@ -126,6 +127,11 @@ class Weights(Pieces):
                 kernel = kernel_for(len(batch), start + first + len(batch), self.llama_threads)
                 results.append(self._micro_batch(layers, caches, batch, start + first, n_out, kernel, each, first))
         return np.concatenate(results)
+
+    def path(self, rows: int, cells: int, kind: KvType) -> int:
+        """How a micro-batch of `rows` whose own cells are the last of `cells` is computed: a number of exact.py."""
+        kernel = kernel_for(rows, cells, self.llama_threads) if kind is KvType.F16 else Kernel.reference()
+        return path_of(kernel.name, rows, self.plan.wtype)
 
     def logits(self, result_norm) -> np.ndarray:
         """The output matrix times one row of result_norm, float32 (n_embd,): float32 (n_vocab,)."""

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from enum import Enum
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -33,14 +34,23 @@ def write_model(path) -> Path:
     return Path(path)
 
 
+class Cells(list):
+    """A cache that holds the tokens themselves."""
+
+    kind, row_bytes = None, 4
+
+    def truncate(self, n):
+        del self[n:]
+
+
 class Weights:
-    """Logits that spell the answer, then the end token; the prompt asked for is in `prompt`."""
+    """Logits that spell the answer, then the end token."""
 
     devices, threads = ["cpu"], 2
 
     def __init__(self, answer, load_s=0.0, prompt_s=0.0, token_s=0.0, flat=False):
         self.answer, self.flat = [*answer.encode("utf-8", "surrogateescape"), END], flat
-        self.prompt_s, self.token_s = prompt_s, token_s
+        self.prompt_s, self.token_s, self.batches = prompt_s, token_s, []
         self._tell("loading", load_s)
 
     @staticmethod
@@ -50,14 +60,19 @@ class Weights:
             time.sleep(seconds)
 
     def caches(self, kind=None, n_ctx=None):
-        return [[]]
+        return [Cells()]
 
-    def prefill(self, caches, tokens, each=None, n_ubatch=512):
+    def path(self, rows, cells, kind):
+        return 0
+
+    def prefill_with(self, caches, tokens, outputs, each=None, n_ubatch=512):
         self._tell("prompting", self.prompt_s)
-        if log := os.environ.get("STAND_IN_LOG"):
-            Path(log).write_text(json.dumps({"prompt": list(tokens), "n_ubatch": n_ubatch}))
         caches[0].extend(tokens)
+        if log := os.environ.get("STAND_IN_LOG"):
+            self.batches.append(len(tokens))
+            Path(log).write_text(json.dumps({"prompt": caches[0], "batches": self.batches}))
         self.done = 0
+        return [None]
 
     def decode(self, caches, token):
         time.sleep(self.token_s)
@@ -79,6 +94,7 @@ def main():
 
     script = json.loads(os.environ["STAND_IN"])
     forward = ModuleType("bankml.forward")
+    forward.N_UBATCH, forward.Outputs = 512, Enum("Outputs", "NONE LAST ALL")
     forward.Weights = SimpleNamespace(open=lambda path, gpu=None, threads=None: Weights(**script))
     sys.modules["bankml.forward"] = forward
     console()

@@ -124,12 +124,12 @@ def test_limits_and_stop_strings(model):
     report = json.loads(generate(model, "hi", "--stop", "de", "--stop", "x", "--json", answer="abcdef")[1])
     assert (report["finish_reason"], report["text"]) == ("stop", "abc")
     report = json.loads(generate(model, "hi", "--raw", "--ctx", "4", "--json", answer="abcdef")[1])
-    assert (report["finish_reason"], report["text"]) == ("length", "abc")
+    assert (report["finish_reason"], report["text"]) == ("length", "ab")
 
 
 def test_the_micro_batch_is_handed_on(model, asked):
-    generate(model, "hi", "--ubatch", "7", env=asked.env)
-    assert json.loads(Path(asked.env["STAND_IN_LOG"]).read_text())["n_ubatch"] == 7
+    generate(model, "--raw", "a prompt of 21 tokens", "--ubatch", "8", env=asked.env)
+    assert json.loads(Path(asked.env["STAND_IN_LOG"]).read_text())["batches"] == [8, 8, 5]
 
 
 def test_seeds(model):

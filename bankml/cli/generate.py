@@ -97,39 +97,30 @@ class Answer:
     def load(self):
         """Read the prompt and the model; the prompt is checked before anything is computed."""
         from bankml import models
-        from bankml.generation import Generation
-        from bankml.guard import guard
         from bankml.kv_cache import KvType
-        from bankml.sampler import Sampler
-        from bankml.tokenizer import Tokenizer
+        from bankml.prompts import Prompts
 
         args = self.args
         kind = KvType.from_environment()
         prompt = read_prompt(args)
         path = models.resolve(args.model) if args.model is not None else models.default_model()
-        verdict = guard(path, template=False).check()
-        header, n_ctx_train = verdict.header, verdict.plan.shape.n_ctx_train
-        n_ctx = args.ctx or min(flags.N_CTX, n_ctx_train)
-        if n_ctx > n_ctx_train:
-            say(f"--ctx {n_ctx} is beyond the {n_ctx_train} tokens the model was trained on")
-        tokenizer = Tokenizer.from_gguf(header)
-        sampler = Sampler(flags.params(args, header.kv, seed=self.seed))
-        tokens = tokenizer.encode(prompt if args.raw else render(header, prompt, args), add_special=True)
+        prompts = Prompts.open(path, args.ctx or flags.N_CTX)
+        if args.ctx and args.ctx > prompts.n_ctx:
+            say(f"--ctx {args.ctx} is beyond the {prompts.n_ctx} tokens the model was trained on; those are the context")
+        params = flags.params(args, prompts.header.kv, seed=self.seed)
+        if args.raw:
+            tokens = prompts.tokens(prompt)
+        else:
+            tokens = prompts.tokens(messages(prompt, args), **({"enable_thinking": False} if args.no_think else {}))
         self.n_prompt = len(tokens)
-        if not tokens:
-            raise UsageError("the prompt is empty")
-        if len(tokens) > n_ctx:
-            raise UsageError(f"the prompt has {len(tokens)} tokens, the context only {n_ctx}; --ctx makes it larger")
         self.interrupts.check()
+        from bankml.engine import Engine
         from bankml.forward import Weights
 
         tell_of_lost_data(path)
         self.weights = Weights.open(path, gpu=False, threads=args.threads)
-        caches = self.weights.caches(kind, n_ctx=n_ctx)
-        self.generation = Generation(
-            self.weights, tokenizer, caches, tokens, sampler,
-            n_ctx=n_ctx, max_tokens=args.max, stop=args.stop, n_ubatch=args.ubatch,
-        )  # fmt: skip
+        engine = Engine(self.weights, prompts, kind=kind, n_ubatch=args.ubatch, cache_ram=0)
+        self.generation = engine.generate(tokens, params, max_tokens=args.max, stop=args.stop)
         self.loaded_at = time.monotonic()
         self.interrupts.check()
 
@@ -236,16 +227,10 @@ def _given_prompt(args) -> bytes:
     raise UsageError("no prompt: stdin is empty")
 
 
-def render(header, prompt: bytes, args) -> bytes:
-    """The prompt as a user message in the model's chat template."""
-    from bankml import chat
-
-    messages = [{"role": "user", "content": prompt.decode("utf-8", "surrogateescape")}]
-    if args.system is not None:
-        messages.insert(0, {"role": "system", "content": args.system})
-    options = {"enable_thinking": False} if args.no_think else {}
-    # Bytes that are not UTF-8 come out as they went in; the tokenizer knows what to do with them.
-    return chat.render(messages, header, **options).encode("utf-8", "surrogateescape")
+def messages(prompt: bytes, args) -> list[dict]:
+    """The prompt as a user message; bytes that are not UTF-8 are carried along, the tokenizer knows what to make of it."""
+    user = {"role": "user", "content": prompt.decode("utf-8", "surrogateescape")}
+    return [user] if args.system is None else [{"role": "system", "content": args.system}, user]
 
 
 def process_started() -> float:
