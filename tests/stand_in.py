@@ -42,6 +42,14 @@ class Cells(list):
     def truncate(self, n):
         del self[n:]
 
+    def raw(self):
+        import numpy as np
+
+        return (np.array(self, np.int32).view(np.uint8).reshape(-1, 4),) * 2
+
+    def fill(self, k, v):
+        self[:] = k.copy().view("i4").ravel().tolist()
+
 
 class Weights:
     """Logits that spell the answer, then the end token."""
