@@ -37,6 +37,9 @@ _KINDS = {
 }
 
 
+GROUPS = {Q1_0: q1_0.GROUP, Q2_0: q2_0.GROUP, F16: max(f16.GROUP, f16.DOT_ROWS)}  # adjacent rows computed at once
+
+
 def _last_word(wtype, matrix_rows, width):
     """The word after the activation's addresses: Q1_0's tile, or whether two columns take F16's tiled product."""
     if wtype == Q1_0:
