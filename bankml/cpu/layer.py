@@ -32,6 +32,13 @@ KINDS = {
     "ffn_norm_q8": "quantize",
     "swiglu_q8": "quantize",
 }
+# The groups of products over one activation: for each matrix, the buffer that its results go to, or are added to (x).
+PRODUCTS = {
+    "qkv": {"attn_q": "q", "attn_k": "k", "attn_v": "v"},
+    "attn_out": {"attn_output": "x"},
+    "ffn_gate_up": {"ffn_gate": "gate", "ffn_up": "up"},
+    "ffn_down": {"ffn_down": "x"},
+}
 ROWS, POSITION, K_BASE, V_BASE = (pool.ARGUMENTS + word for word in range(4))
 
 
@@ -64,12 +71,12 @@ class Layers:
         self.shape, self.wtype, self.map = plan.shape, plan.wtype, wmap
         self.buffers = Buffers(plan.shape, plan.wtype, rows, threads)
         self.rope, self._block = Rope.of(plan.shape), TYPES[plan.wtype]
-        self._programs, self._logits_cycles, self._taken = {}, 0, {}
+        self._programs, self._beside, self._taken = {}, {"logits": 0}, {}
         self._following = self._reading_order(plan.output)
 
     def _reading_order(self, output):
         """Matrix -> the one read after it, in a circle: what comes next can be asked for early."""
-        parts = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+        parts = [part for group in PRODUCTS.values() for part in group]
         order = [f"blk.{il}.{part}.weight" for il in range(self.shape.n_layer) for part in parts] + [output]
         return dict(zip(order, [*order[1:], order[0]], strict=True))
 
@@ -84,23 +91,33 @@ class Layers:
 
     def logits(self, workers, rows, out, output):
         """The product of the matrix `output` with rows, float32 (n, n_embd), into out, float32 (n, n_vocab)."""
-        address, row_bytes = self._matrix(output)
-        activation = self.buffers.activation
-        steps = activation.fill(rows.ctypes.data, rows.shape[1], rows.strides[0])
-        code, words = product(
-            self.wtype,
-            address,
-            row_bytes,
-            out.shape[1],
-            rows.shape[1],
-            activation,
-            out.ctypes.data,
-            out.strides[0],
-            following=self.map.address(self._following[output]),
-        )
-        records = pool.program(*((step, wait, [len(rows), *w[1:]]) for step, wait, w in [*steps, (code, True, words)]))
+        records = self.logits_records(rows, out, output)
         workers.run(records)
-        self._logits_cycles += int(records[:, pool.CYCLES].sum())
+        self.count("logits", records)
+
+    def logits_records(self, rows, out, output):
+        """The program for that: the steps that fill the activation, then the product."""
+        fill = [(step, wait, [len(rows), *words[1:]]) for step, wait, words in self._fill(rows)]
+        code, words = self.rows_step(output, out, following=self.map.address(self._following[output]))
+        return pool.program(*fill, (code, True, [len(rows), *words[1:]]))
+
+    def rows_step(self, name, out, first=0, last=None, *, at=None, residual=None, following=0):
+        """(step, words) of rows first..last of a matrix, into the columns of out from `at` (or first) on.
+
+        residual: what they are added to, of the shape of out. following: see `products.product`.
+        """
+        address, row_bytes = self._matrix(name)
+        rows, width = len(self.map.tensor(name)), row_bytes // self._block.block_bytes * self._block.block_size
+        last, at = rows if last is None else last, first if at is None else at
+        into = [part for x in (out, residual) if x is not None for part in (x.ctypes.data + 4 * at, x.strides[0])]
+        return product(
+            self.wtype, address + first * row_bytes, row_bytes, last - first, width, self.buffers.activation, *into,
+            matrix_rows=rows, following=following,
+        )  # fmt: skip
+
+    def count(self, kind, records):
+        """Add what the steps of records outside of the programs took to `cycles`."""
+        self._beside[kind] = self._beside.get(kind, 0) + int(records[:, pool.CYCLES].sum())
 
     def take_cycles(self) -> dict[str, int]:
         """Cycles of the time stamp counter that each kind of work took since the last call (or the start)."""
@@ -110,7 +127,7 @@ class Layers:
 
     def cycles(self) -> dict[str, int]:
         """The same since the start. It may be read while a program runs: nothing is written."""
-        taken = {"logits": self._logits_cycles}
+        taken = dict(self._beside)
         for program in list(self._programs.values()):
             for kind, count in program.cycles().items():
                 taken[kind] = taken.get(kind, 0) + count
@@ -161,15 +178,8 @@ class Layers:
         """One product per (matrix, output); no barrier between them, for they read the same activation."""
         steps = []
         for name, out in outputs:
-            address, row_bytes = self._matrix(name)
-            rows, width = out.shape[1], row_bytes // self._block.block_bytes * self._block.block_size
-            into = (out.ctypes.data, out.strides[0])
-            if residual is not None:
-                into += (residual.ctypes.data, residual.strides[0])
             following = self.map.address(self._following[name])
-            code, words = product(
-                self.wtype, address, row_bytes, rows, width, self.buffers.activation, *into, following=following
-            )
+            code, words = self.rows_step(name, out, residual=residual, following=following)
             steps.append((code, len(steps) == len(outputs) - 1, words))
         return steps
 
@@ -202,6 +212,21 @@ class Program:
         """The records of one group of one layer."""
         first, last = self._spans[il, name]
         return self.all[first:last]
+
+    def stretches(self, alone):
+        """The whole in order, in as few parts as can be: (layer, name, records) of each group that alone(layer, name)
+        asks for, and (layer, None, records) of those between, the layer being the last one in them.
+        """
+        start, layer = 0, -1
+        for (il, name), (first, last) in self._spans.items():
+            if alone(il, name):
+                if start < first:
+                    yield layer, None, self.all[start:first]
+                yield il, name, self.all[first:last]
+                start = last
+            layer = il
+        if start < len(self.all):
+            yield layer, None, self.all[start:]
 
     def by_group(self):
         """(layer, name, records) in order."""
