@@ -1,4 +1,4 @@
-"""expf with glibc's bits, in lanes: what a softmax needs. 
+"""expf with glibc's bits, in lanes: what a softmax needs.
 
 The method is that of Arm's optimized-routines, which glibc took over: x/ln 2 = k/32 + r/32 in double with k an integer,
 so that exp(x) = 2^(k/32) * 2^(r/32); the first factor from a table of 32, the second a cubic polynomial in r. Being
@@ -55,9 +55,7 @@ def _emit_permuted(b, k):
     table = b.table("powers_of_two", i64, POWERS)
     eight = vec(i64, 8)
     quarters = [b.load(b.at(table, 64 * i), eight, 64) for i in range(4)]
-    low, high = (
-        b.call("llvm.x86.avx512.vpermi2var.q.512", eight, [quarters[i], k, quarters[i + 1]]) for i in (0, 2)
-    )
+    low, high = (b.call("llvm.x86.avx512.vpermi2var.q.512", eight, [quarters[i], k, quarters[i + 1]]) for i in (0, 2))
     is_high = b.ir.icmp_unsigned("!=", b.ir.and_(k, b.splat(i64, 8, 16)), b.zero(i64, 8))
     return b.ir.select(is_high, high, low)
 
@@ -131,10 +129,9 @@ def expf_array(x) -> np.ndarray:
 
 def expf_plain(x) -> np.float32:
     """`expf` of one value, in scalar Python."""
-    x = float(x)
-    if x != x:
+    if np.isnan(x):
         return np.float32(x)
-    x = min(max(x, LEAST), MOST)
+    x = min(max(float(x), LEAST), MOST)
     shifted = fma64(PER_LN2, x, SHIFT)
     rest = fma64(PER_LN2, x, -(shifted - SHIFT))
     with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""Scalars inside kernels: typed memory access by address, fused multiply-add, half precision, and glibc's math.
+"""Scalars inside kernels: typed memory access by address, fused multiply-add and half precision.
 
 Everything takes and gives int64 addresses, float32 or float64; nothing allocates.
 """
@@ -122,9 +122,6 @@ def emit_half_by_integers(b, value):
 
 f32_to_half = _typed("f32_to_half", (types.float32,), types.int64, _emit_half)
 
-sinf = types.ExternalFunction("sinf", types.float32(types.float32))
-cosf = types.ExternalFunction("cosf", types.float32(types.float32))
-logf = types.ExternalFunction("logf", types.float32(types.float32))
 sqrtf = _typed("sqrtf", (types.float32,), types.float32, lambda context, b, x: b.call("llvm.sqrt.f32", f32, [x]))
 
 

@@ -1,7 +1,7 @@
 """Rotary embedding: a table of cosines and sines per micro-batch, the rotation of heads, and the way into the cache.
 
 The reference's binary fuses the YaRN mix, the magnitude term and the rotation into FMAs, and calls glibc's sinf, cosf,
-powf and logf; so does this.
+powf and logf; so does this, with functions of our own that give the same bits.
 """
 
 from dataclasses import dataclass
@@ -11,11 +11,13 @@ from numba.core import types
 
 from bankml.cpu import pool
 from bankml.cpu.compile import inner, step
-from bankml.cpu.floats import arguments, bits_to_f32, cosf, fma, logf, sinf, store_f32
+from bankml.cpu.floats import arguments, bits_to_f32, f32_to_bits, fma, store_f32
 from bankml.cpu.level import level
+from bankml.cpu.logarithm import logf, logf_plain, powf_plain
 from bankml.cpu.norm import f32_bits, norm_row
 from bankml.cpu.plain import fma32, libm
-from bankml.cpu.simd import f32, vec, vector
+from bankml.cpu.simd import f32, i32, vec, vector
+from bankml.cpu.trigonometry import emit_sinf_cosf
 
 LANES = 16 if level() == "avx512" else 8  # divides half a head, for heads are multiples of 32
 BETA_FAST, BETA_SLOW = 32.0, 1.0  # the reference's defaults, which no supported model changes
@@ -46,20 +48,20 @@ class Rope:
             return np.float32(1)
         one, tenth = np.float32(1), np.float32(0.1)
         factor = one / (one / np.float32(self.yarn_factor))
-        scale = tenth * libm("logf", factor) + one if factor > one else one
-        return scale * (one / (one + tenth * libm("logf", factor)))
+        scale = tenth * logf_plain(factor) + one if factor > one else one
+        return scale * (one / (one + tenth * logf_plain(factor)))
 
     def correction(self) -> tuple[np.float32, np.float32]:
         """Where YaRN's ramp starts and ends, in pairs."""
         turn = np.float32(2) * np.float32(np.pi)
         length = [np.float32(self.n_ctx_orig) / (np.float32(beta) * turn) for beta in (BETA_FAST, BETA_SLOW)]
-        scale = np.float32(2) * libm("logf", self.freq_base)
-        low, high = (np.float32(self.n_dims) * libm("logf", x) / scale for x in length)
+        scale = np.float32(2) * logf_plain(self.freq_base)
+        low, high = (np.float32(self.n_dims) * logf_plain(x) / scale for x in length)
         return max(np.float32(0), np.floor(low)), min(np.float32(self.n_dims - 1), np.ceil(high))
 
     def words(self) -> list[int]:
         """What `rope_table` needs of it, six words."""
-        theta_scale = libm("powf", self.freq_base, np.float32(-2) / np.float32(self.n_dims))
+        theta_scale = powf_plain(self.freq_base, np.float32(-2) / np.float32(self.n_dims))
         yarn = self.yarn_factor != 0
         low, high = self.correction() if yarn else (0, 0)
         scale = np.float32(1) / np.float32(self.yarn_factor) if yarn else 1
@@ -86,6 +88,22 @@ def _theta(interpolated, extrapolated, pair, low, high):
     return fma(interpolated, np.float32(1) - mix, extrapolated * mix)  # the reference fuses here
 
 
+@vector
+def _turns(b, angles, sines, magnitude, units):
+    """Angles become their cosines, and `sines` their sines, all times the magnitude; `units` times LANES values."""
+    wide = vec(f32, LANES)
+    size = b.broadcast(b.cast(b.ir.trunc(magnitude, i32), f32), LANES)
+
+    def one(i, carried):
+        at, to = (b.pointer(address, b.mul(i, 4 * LANES)) for address in (angles, sines))
+        sine, cosine = emit_sinf_cosf(b, b.load(at, wide))
+        b.store(b.ir.fmul(cosine, size), at)
+        b.store(b.ir.fmul(sine, size), to)
+        return carried
+
+    b.loop(units, [], one)
+
+
 @step
 def rope_table(record, thread, threads):
     """table row i: the cosines of position pos + i, then its sines, float32 (n, 2 * half), times the magnitude."""
@@ -100,9 +118,9 @@ def rope_table(record, thread, threads):
             theta = scale * extrapolated
             if yarn != 0:
                 theta = _theta(theta, extrapolated, pair, bits_to_f32(low), bits_to_f32(high))
-            store_f32(out + 4 * pair, cosf(theta) * size)
-            store_f32(out + 4 * (half + pair), sinf(theta) * size)
+            store_f32(out + 4 * pair, theta)
             extrapolated = extrapolated * bits_to_f32(theta_scale)
+        _turns(out, out + 4 * half, f32_to_bits(size), half // LANES)
 
 
 def rope_table_step(rope: Rope, table: np.ndarray):
@@ -178,18 +196,23 @@ def _normed(x, weight, width, eps):
         norm_row(x, weight, x, width, bits_to_f32(eps))
 
 
+@inner
+def turn_head(here, turns, size, adjacent, weight, eps):
+    """One head, float32 (size,), in place: RMS norm where there is a weight, then the rotation by a table's row."""
+    _normed(here, weight, size, eps)
+    if adjacent != 0:
+        _rotate_norm(here, turns, here, size // 2)
+    else:
+        _rotate_neox(here, turns, here, size // 2)
+
+
 @step
 def heads(record, thread, threads):
     """Each head of x (n, heads * size), in place: RMS norm where there is a weight, then the rotation."""
     n, _, _, _, x, x_stride, count, size, table, adjacent, weight, eps = arguments(record, 12)
     for item in range(thread, n * count, threads):
         row, head = item // count, item % count
-        here, turns = x + row * x_stride + 4 * size * head, table + 4 * size * row
-        _normed(here, weight, size, eps)
-        if adjacent != 0:
-            _rotate_norm(here, turns, here, size // 2)
-        else:
-            _rotate_neox(here, turns, here, size // 2)
+        turn_head(x + row * x_stride + 4 * size * head, table + 4 * size * row, size, adjacent, weight, eps)
 
 
 @step
@@ -215,14 +238,15 @@ def store_values(record, thread, threads):
         _halve(x + row * x_stride, cache + 2 * width * (pos + row), width // LANES)
 
 
-def _heads_words(x, table, rope, weight, eps):
+def heads_words(x, table, rope, weight, eps):
+    """The words of a step over the heads of x, float32 (rows, heads * size); weight: an address, or 0."""
     count = x.shape[1] // rope.n_dims
     where = [x.ctypes.data, x.strides[0], count, rope.n_dims, table.ctypes.data]
     return [0, 0, 0, 0, *where, int(rope.mode == "norm"), weight, f32_bits(eps)]
 
 
 def _heads_step(x, table, rope, weight=0, eps=0.0, wait=True):
-    return heads, wait, _heads_words(x, table, rope, weight, eps)
+    return heads, wait, heads_words(x, table, rope, weight, eps)
 
 
 def heads_step(shape, q: np.ndarray, table: np.ndarray, weight: int = 0):
@@ -232,7 +256,7 @@ def heads_step(shape, q: np.ndarray, table: np.ndarray, weight: int = 0):
 
 def store_step(shape, k: np.ndarray, v: np.ndarray, table: np.ndarray, weight: int = 0):
     """The two steps that write K, normed and rotated, and V into the caches at words 2 and 3."""
-    keys = _heads_words(k, table, Rope.of(shape), weight, shape.rms_eps)
+    keys = heads_words(k, table, Rope.of(shape), weight, shape.rms_eps)
     values = [0, 0, 0, 0, v.ctypes.data, v.strides[0], v.shape[1]]
     return [(store_keys, False, keys), (store_values, True, values)]
 

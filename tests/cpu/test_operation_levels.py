@@ -6,7 +6,9 @@ import pytest
 
 from tests.cpu.levels import OTHER_LEVELS, rerun_at
 
-FILES = [str(Path(__file__).parent / f"test_{name}.py") for name in ("norm", "rope", "swiglu", "embed", "attention")]
+FILES = [
+    str(Path(__file__).parent / f"test_{name}.py") for name in ("norm", "rope", "swiglu", "embed", "attention", "libm")
+]
 
 
 @pytest.mark.parametrize("level", OTHER_LEVELS)
