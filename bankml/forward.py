@@ -124,7 +124,7 @@ class Weights(Pieces):
             for first in range(0, len(tokens), n_ubatch):
                 batch = tokens[first : first + n_ubatch]
                 n_out = {Outputs.NONE: 0, Outputs.ALL: len(batch)}.get(outputs, int(first + n_ubatch >= len(tokens)))
-                kernel = kernel_for(len(batch), start + first + len(batch), self.llama_threads)
+                kernel = kernel_for(len(batch), start + first + len(batch), self.llama_threads, caches[0].kind.value)
                 results.append(self._micro_batch(layers, caches, batch, start + first, n_out, kernel, each, first))
         return np.concatenate(results)
 
@@ -179,7 +179,7 @@ class Weights(Pieces):
 
     def _micro_batch(self, layers, caches, tokens, position, n_out, kernel, each, first):
         """One micro-batch through the model: whole, layer by layer (so that Ctrl-C is heard), or group by group."""
-        program = layers.program(kernel)
+        program = layers.program(kernel, caches[0].kind.value)
         layers.buffers.ids[: len(tokens)] = tokens
         program.set(len(tokens), position, n_out, caches)
         if len(tokens) == 1 and each is None:
@@ -220,13 +220,14 @@ class Weights(Pieces):
     def _room(self, caches, count) -> int:
         """How many cells these caches hold. Raises UsageError unless they are this model's, with room for `count`."""
         width, n_layer = self.shape.n_head_kv * self.shape.head_dim, self.shape.n_layer
-        kinds = {(type(cache), getattr(cache, "width", 0), getattr(cache, "length", 0)) for cache in caches}
+        facts = ("__class__", "kind", "width", "length")
+        kinds = {tuple(getattr(cache, name, 0) for name in facts) for cache in caches}
         if len(set(map(id, caches))) != n_layer or len(caches) != n_layer or len(kinds) != 1:
             raise UsageError(
-                f"{len(caches)} caches of unequal length or number; this model has {n_layer} layers, with one each"
+                f"{len(caches)} caches of unequal type, length or number; this model has {n_layer} layers, one each"
             )
-        ((kind, found, start),) = kinds
-        if kind is not KvCache or found != width:
+        ((type_, _, found, start),) = kinds
+        if type_ is not KvCache or found != width:
             raise UsageError(f"not this model's caches, with {width} values in a row; make them with caches()")
         capacity = min(cache.capacity for cache in caches)
         if not 0 <= start <= capacity - count:

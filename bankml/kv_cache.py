@@ -7,8 +7,9 @@ from enum import Enum
 
 import numpy as np
 
-from bankml.errors import Refused, UsageError
+from bankml.errors import UsageError
 
+Q8_0_VALUES, Q8_0_BYTES = 32, 34  # a q8_0 block: an f16 scale, then 32 int8
 CELLS = 256  # capacities are multiples of this many cells, and memory is given back by it
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
@@ -50,14 +51,14 @@ class KvCache:
     """
 
     def __init__(self, width: int, n_ctx: int, kind: KvType = KvType.F16):
-        if kind is KvType.Q8_0:
-            raise Refused(f"a {kind.value} cache (BANKML_CACHE_TYPE) is not in this version; use f16")
         if not isinstance(kind, KvType):
             raise UsageError(f"cache type {kind!r}; it takes one of {', '.join(map(str, KvType))}")
         if operator.index(n_ctx) < 1:
             raise UsageError(f"a context of {n_ctx} cells; it takes 1 or more")
         self.kind, self.width, self.capacity, self.length = kind, width, padded(n_ctx), 0
-        self.row_bytes = 2 * width
+        if kind is KvType.Q8_0 and width % Q8_0_VALUES:
+            raise UsageError(f"rows of {width} values; a q8_0 cache takes multiples of {Q8_0_VALUES}")
+        self.row_bytes = 2 * width if kind is KvType.F16 else width // Q8_0_VALUES * Q8_0_BYTES
         self._k, self._v = self._reserve(), self._reserve()
         self.k_address, self.v_address = (np.frombuffer(m, "u1").ctypes.data for m in (self._k, self._v))
 
@@ -80,9 +81,11 @@ class KvCache:
         return 2 * padded(self.length) * self.row_bytes
 
     def rows(self):
-        """The cells in use as two float16 views (cells, width): K, V."""
+        """The cells in use as two views: K, V. float16 (cells, width), or q8_0 bytes, uint8 (cells, row_bytes)."""
+        unit = np.dtype(np.float16 if self.kind is KvType.F16 else np.uint8)
+        width = self.row_bytes // unit.itemsize
         return tuple(
-            np.frombuffer(memory, np.float16, self.length * self.width).reshape(self.length, self.width)
+            np.frombuffer(memory, unit, self.length * width).reshape(self.length, width)
             for memory in (self._k, self._v)
         )
 
@@ -109,7 +112,8 @@ class KvCache:
         if not 0 <= n <= self.length:
             raise UsageError(f"cannot keep {n} of {self.length} cells")
         start, end = padded(n) * self.row_bytes, padded(self.length) * self.row_bytes
-        if start < end and start % mmap.PAGESIZE == 0:
+        start += -start % mmap.PAGESIZE  # a page is given back when no cell that stays lies on it
+        if start < end:
             for memory in (self._k, self._v):
                 memory.madvise(mmap.MADV_DONTNEED, start, end - start)
         self.length = n

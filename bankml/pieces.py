@@ -105,7 +105,7 @@ class Pieces:
             buffers = layers.buffers
             for name, rows in given.items():
                 getattr(buffers, name)[:n] = rows
-            program = layers.program(kernel or Kernel.reference())
+            program = layers.program(kernel or Kernel.reference(), caches[0].kind.value if caches else "f16")
             program.set(n, position, n, caches)
             for il, name in groups:
                 self.pool.run(program.group(il, name))

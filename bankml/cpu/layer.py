@@ -16,6 +16,7 @@ from bankml.cpu.embed import embed_step, last_rows_step
 from bankml.cpu.norm import rms_norm_step
 from bankml.cpu.products import Activation, product
 from bankml.cpu.rope import Rope, heads_step, rope_table_step, store_step
+from bankml.cpu.store_q8_0 import store_step_q8_0
 from bankml.cpu.swiglu import swiglu_step
 
 # What a group of steps counts as in a time budget, where its own name would not do.
@@ -32,6 +33,7 @@ KINDS = {
     "ffn_norm_q8": "quantize",
     "swiglu_q8": "quantize",
 }
+STORES = {"f16": store_step, "q8_0": store_step_q8_0}  # a cache's type -> the way into it
 # The groups of products over one activation: for each matrix, the buffer that its results go to, or are added to (x).
 PRODUCTS = {
     "qkv": {"attn_q": "q", "attn_k": "k", "attn_v": "v"},
@@ -80,11 +82,14 @@ class Layers:
         order = [f"blk.{il}.{part}.weight" for il in range(self.shape.n_layer) for part in parts] + [output]
         return dict(zip(order, [*order[1:], order[0]], strict=True))
 
-    def program(self, kernel: Kernel) -> "Program":
-        """The program with that attention kernel, built on first use; one serves a split of any length."""
-        key = (kernel.name, kernel.nth)
+    def program(self, kernel: Kernel, cache: str = "f16") -> "Program":
+        """The program with that attention kernel over caches of that type, built on first use.
+
+        One serves a split of any length. Raises UsageError for a kernel that the type does not have.
+        """
+        key = (kernel.name, kernel.nth, cache)
         if key not in self._programs:
-            self._programs[key] = Program(list(self._groups(kernel)), self.shape.n_layer)
+            self._programs[key] = Program(list(self._groups(kernel, cache)), self.shape.n_layer)
         if kernel.padded:
             self._programs[key].set_padded(kernel.padded)
         return self._programs[key]
@@ -133,23 +138,23 @@ class Layers:
                 taken[kind] = taken.get(kind, 0) + count
         return taken
 
-    def _groups(self, kernel):
+    def _groups(self, kernel, cache):
         """(layer, name, steps) of the whole model; layer -1 comes before the first, n_layer after the last."""
         b, shape = self.buffers, self.shape
         yield -1, "inp_embd", [embed_step(self.wtype, *self._matrix("token_embd.weight"), b.ids, b.x)]
         yield -1, "rope_table", [rope_table_step(self.rope, b.rope)]
         for il in range(shape.n_layer):
-            yield from ((il, name, steps) for name, steps in self._layer(il, kernel))
+            yield from ((il, name, steps) for name, steps in self._layer(il, kernel, cache))
         yield shape.n_layer, "result_norm", [self._norm(b.x, "output_norm.weight", b.result)]
 
-    def _layer(self, il, kernel):
+    def _layer(self, il, kernel, cache):
         b, shape, name = self.buffers, self.shape, f"blk.{il}.{{}}.weight".format
         q_norm, k_norm = (self._f32(name(n)) if shape.qk_norm else 0 for n in ("attn_q_norm", "attn_k_norm"))
         yield "attn_norm", [self._norm(b.x, name("attn_norm"), b.normed)]
         yield "attn_norm_q8", self._fill(b.normed)
         yield "qkv", self._products((name("attn_q"), b.q), (name("attn_k"), b.k), (name("attn_v"), b.v))
-        yield "heads", [heads_step(shape, b.q, b.rope, q_norm), *store_step(shape, b.k, b.v, b.rope, k_norm)]
-        yield "attention", attention_steps(kernel, shape, b.q, b.attended, b.scratch, b.scratch_bytes)
+        yield "heads", [heads_step(shape, b.q, b.rope, q_norm), *STORES[cache](shape, b.k, b.v, b.rope, k_norm)]
+        yield "attention", attention_steps(kernel, shape, b.q, b.attended, b.scratch, b.scratch_bytes, cache)
         yield "attention_q8", self._fill(b.attended)
         yield "attn_out", self._products((name("attn_output"), b.x), residual=b.x)
         if il == shape.n_layer - 1:
@@ -185,7 +190,7 @@ class Layers:
 
 
 class Program:
-    """The steps of the whole model in order, for one attention kernel; what a run changes is patched by `set`."""
+    """The steps of the whole model in order, for one attention kernel and cache type; `set` patches what changes."""
 
     def __init__(self, groups, n_layer):
         steps, spans = [], {}
