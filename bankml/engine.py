@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,13 @@ from bankml.exact import exact_prefix
 from bankml.forward import N_UBATCH, Weights
 from bankml.generation import Generation, Step
 from bankml.kv_cache import KvType, padded
+from bankml.meter import Meter
 from bankml.params import Params
 from bankml.prompt_cache import PromptCache, common, gives_up, limit_from_environment, state_bytes
 from bankml.prompts import Prompt, Prompts
 from bankml.sampler import Sampler
 from bankml.slot import Slot
+from bankml.snapshot import Snapshot
 
 __all__ = ["Engine", "Generation", "Step"]
 
@@ -47,6 +50,7 @@ class Engine:
         self.slot = Slot(weights, weights.caches(kind, n_ctx=self.n_ctx))
         self.prompt_cache = PromptCache(limit, padded(self.n_ctx)) if limit else None
         self._lock, self._owner, self.waiting = threading.Lock(), None, 0
+        self.meter = Meter(self.name, weights, self.slot.caches)
 
     @classmethod
     def open(cls, path, n_ctx: int = N_CTX, gpu=None, *, threads=None, kind=None, n_ubatch=N_UBATCH, cache_ram=None):
@@ -88,6 +92,15 @@ class Engine:
         sampler = Sampler(self.params if params is None else params)
         return Generation(self, tokens, sampler, max_tokens=max_tokens, stop=stop, reuse=reuse)
 
+    def snapshot(self) -> Snapshot:
+        """What is measured of the engine now; for any thread, at any time."""
+        measured, kept = self.meter.snapshot(), self.prompt_cache
+        if kept is not None and measured.prompt_cache is not None:
+            measured = replace(
+                measured, prompt_cache=replace(measured.prompt_cache, entries=len(kept.entries), bytes=kept.bytes)
+            )
+        return replace(measured, queue=self.waiting)
+
     def answer(self, generation: Generation) -> Iterator[int]:
         """Run a generation: its tokens, until one ends the answer, it is cancelled, or there is no room for another."""
         with self._turn(generation) as granted:
@@ -97,7 +110,9 @@ class Engine:
                 if generation.cancelled:
                     generation.finish_reason = "cancelled"
                     return
-                token = generation.sampler.sample(self.weights.logits(result_norm))
+                logits = self.weights.logits(result_norm)
+                with self.meter.spending("sampling"):
+                    token = generation.sampler.sample(logits)
                 generation.completion_tokens += 1
                 if generation.first_token_at is None:
                     generation.first_token_at = time.monotonic()
@@ -105,6 +120,7 @@ class Engine:
                     generation.finish_reason = "stop"
                     return
                 generation.sampler.accept(token)
+                self.meter.token()
                 yield token
                 if generation.completion_tokens == generation.max_tokens or len(self.slot) + 1 >= self.n_ctx:
                     generation.finish_reason = "length"
@@ -115,7 +131,9 @@ class Engine:
     def _prefill(self, generation) -> np.ndarray | None:
         """Compute what the slot lacks of the prompt; result_norm of its last token, None where it was cancelled."""
         prompt, result_norm = generation.prompt, None
+        self.meter.begin(len(prompt), generation.max_tokens)
         generation.cached = at = self._take_over(np.array(prompt, np.int32), generation.reuse)
+        self.meter.took_over(at)
         while at < len(prompt):
             if generation.cancelled:
                 return None
@@ -166,5 +184,6 @@ class Engine:
         try:
             yield True
         finally:
+            self.meter.end()
             self._owner = None
             self._lock.release()

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from bankml.errors import UsageError
 
-LOADING, PROMPT, DECODE, IDLE, DONE = "loading", "prompt", "decode", "idle", "done"  # the values of `state`
+LOADING, PROMPT, DECODE, IDLE = "loading", "prompt", "decode", "idle"  # the values of `state`
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class PromptCache:
 class Snapshot:
     """An engine at one moment. Times are in seconds.
 
-    rate: tokens/s generated now, over the last second or so. rates: of each of the last 60 seconds, oldest first.
-    rate_minute: over the last minute, as far as tokens were generated in it. first_token_s: from the request to its
-    first token. tokens: generated for the answer under way, max_tokens at most. budget: kind of work -> seconds of a
-    token's time; budget_of is "prompt" or "decode". threads: what part of the time each CPU thread was busy, 0 to 1.
+    rate: tokens/s generated now, over the last second or so. rates: of each half second of the last minute, oldest
+    first. rate_minute: over the last minute, as far as tokens were generated in it. first_token_s: from the request to
+    its first token. tokens: of the answer under way, max_tokens at most. budget: kind of work -> seconds of a token's
+    time; budget_of is "prompt" or "decode". threads: what part of the time each CPU thread was busy, 0 to 1.
     queue: requests that wait. answer: its text, or the end of it; for views that show it.
     """
 
