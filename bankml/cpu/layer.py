@@ -73,7 +73,8 @@ class Layers:
         self.shape, self.wtype, self.map = plan.shape, plan.wtype, wmap
         self.buffers = Buffers(plan.shape, plan.wtype, rows, threads)
         self.rope, self._block = Rope.of(plan.shape), TYPES[plan.wtype]
-        self._programs, self._beside, self._taken = {}, {"logits": 0}, {}
+        self._programs, self._taken = {}, {}
+        self._beside, self._watched = {"logits": 0}, []  # cycles, and records with such, outside of the programs
         self._following = self._reading_order(plan.output)
 
     def _reading_order(self, output):
@@ -112,7 +113,7 @@ class Layers:
         residual: what they are added to, of the shape of out. following: see `products.product`.
         """
         address, row_bytes = self._matrix(name)
-        rows, width = len(self.map.tensor(name)), row_bytes // self._block.block_bytes * self._block.block_size
+        rows, width = len(self.map.tensor(name)), self.width(name)
         last, at = rows if last is None else last, first if at is None else at
         into = [part for x in (out, residual) if x is not None for part in (x.ctypes.data + 4 * at, x.strides[0])]
         return product(
@@ -120,9 +121,17 @@ class Layers:
             matrix_rows=rows, following=following,
         )  # fmt: skip
 
+    def width(self, name) -> int:
+        """Values in a row of a matrix."""
+        return self._matrix(name)[1] // self._block.block_bytes * self._block.block_size
+
     def count(self, kind, records):
-        """Add what the steps of records outside of the programs took to `cycles`."""
+        """Add what the steps of records outside of the programs took, which ran once, to `cycles`."""
         self._beside[kind] = self._beside.get(kind, 0) + int(records[:, pool.CYCLES].sum())
+
+    def watch(self, kind, records):
+        """Let `cycles` tell of records outside of the programs, too, however often they run."""
+        self._watched.append((kind, records))
 
     def take_cycles(self) -> dict[str, int]:
         """Cycles of the time stamp counter that each kind of work took since the last call (or the start)."""
@@ -133,6 +142,8 @@ class Layers:
     def cycles(self) -> dict[str, int]:
         """The same since the start. It may be read while a program runs: nothing is written."""
         taken = dict(self._beside)
+        for kind, records in self._watched:
+            taken[kind] = taken.get(kind, 0) + int(records[:, pool.CYCLES].sum())
         for program in list(self._programs.values()):
             for kind, count in program.cycles().items():
                 taken[kind] = taken.get(kind, 0) + count
