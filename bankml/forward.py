@@ -7,6 +7,7 @@ checked first: the kernels themselves know only addresses.
 
 import os
 import threading
+import time
 from contextlib import contextmanager
 from enum import Enum
 
@@ -57,6 +58,7 @@ class Weights(Pieces):
         self.threads, self.devices = self.pool.threads, ["cpu"]
         self.map = Map(header)
         self._layers, self.reached = {}, 0.0
+        self.split, self.card_notes = None, []  # the driver for cards, and a line on each device that was asked
         self._lock = threading.RLock()
         self._busy = self._closed = False
 
@@ -68,7 +70,21 @@ class Weights(Pieces):
         `BANKML_THREADS`, else all cores; bits do not depend on it.
         """
         verdict = guard(path, template=False).check()
-        return cls(verdict.header, verdict.plan, threads=threads)
+        weights = cls(verdict.header, verdict.plan, threads=threads)
+        weights._join(gpu)
+        return weights
+
+    def _join(self, gpu):
+        """Let the cards join that are asked for; how much they take of a token is measured now."""
+        if gpu is False:
+            return
+        from bankml import cards
+
+        self.split, self.card_notes = cards.join(gpu, self.pool, self.plan.wtype, self.map, self.plan.output)
+        if self.split is not None:
+            self.devices += [card.name for card in self.split.worker.cards]
+            with self._alone():
+                self.split.prepare(self._layers_of(N_UBATCH), 1)
 
     def close(self):
         """End the threads and unmap the file; the object cannot be used any more. A second time changes nothing."""
@@ -77,6 +93,8 @@ class Weights(Pieces):
                 return
             with self._alone():
                 self._closed = True
+                if self.split is not None:
+                    self.split.close()
                 self.pool.close()
                 self._layers = {}
                 self.map.close()
@@ -150,7 +168,10 @@ class Weights(Pieces):
             layers = self._layers_of(n_ubatch)
             for first in range(0, len(rows), n_ubatch):
                 part = rows[first : first + n_ubatch]
-                layers.logits(self.pool, part, out[first : first + n_ubatch], self.plan.output)
+                if self.split is not None:
+                    self.split.logits(layers, part, out[first : first + n_ubatch])
+                else:
+                    layers.logits(self.pool, part, out[first : first + n_ubatch], self.plan.output)
         return out
 
     def take_cycles(self) -> dict[str, int]:
@@ -179,22 +200,30 @@ class Weights(Pieces):
 
     def _micro_batch(self, layers, caches, tokens, position, n_out, kernel, each, first):
         """One micro-batch through the model: whole, layer by layer (so that Ctrl-C is heard), or group by group."""
-        program = layers.program(kernel, caches[0].kind.value)
-        layers.buffers.ids[: len(tokens)] = tokens
-        program.set(len(tokens), position, n_out, caches)
-        if len(tokens) == 1 and each is None:
+        n, last = len(tokens), self.shape.n_layer - 1
+        with_cards = self.split is not None and self.split.turn(layers, n, n_out)
+        program, started = layers.program(kernel, caches[0].kind.value), time.perf_counter()
+        layers.buffers.ids[:n] = tokens
+        program.set(n, position, n_out, caches)
+        if with_cards:
+            for il in self.split.run(layers, program, n, n_out, every_layer=n > 1 or each is not None):
+                self.reached = position + n * min((il + 1) / self.shape.n_layer, 1)
+                if each is not None:
+                    each(il, first, layers.buffers.x[: n_out if il == last else n].copy())
+        elif n == 1 and each is None:
             self.pool.run(program.all)
         elif each is None:
             for il, part in enumerate(program.layers):
                 self.pool.run(part)
-                self.reached = position + len(tokens) * min(il / self.shape.n_layer, 1)
+                self.reached = position + n * min(il / self.shape.n_layer, 1)
         else:
             for il, name, records in program.by_group():
                 self.pool.run(records)
                 if name == "ffn_down":
-                    rows = n_out if il == self.shape.n_layer - 1 else len(tokens)
-                    each(il, first, layers.buffers.x[:rows].copy())
-        self.reached = float(position + len(tokens))
+                    each(il, first, layers.buffers.x[: n_out if il == last else n].copy())
+        if self.split is not None and each is None:
+            self.split.took(n, with_cards, time.perf_counter() - started)
+        self.reached = float(position + n)
         return layers.buffers.result[:n_out].copy()
 
     def _layers_of(self, n_ubatch) -> Layers:

@@ -22,7 +22,6 @@ LAYERS = [
         "environment",
         "progress",
         "snapshot",
-        "tie_order",
         "unicode_ranges",
     },
     {
@@ -40,7 +39,7 @@ LAYERS = [
         "text_stream",
     },
     {"cpu", "gpu"},
-    {"sampler", "models", "pull", "convert", "exact", "kv_cache", "pieces", "forward"},
+    {"sampler", "sampler_chain", "dry", "models", "pull", "convert", "exact", "kv_cache", "pieces", "split", "cards", "forward"},
     {"meter", "slot", "prompt_cache", "engine", "generation", "benchmark"},
     {"serve", "dashboard"},
     {"cli"},
