@@ -26,7 +26,7 @@ from bankml.gpu import opencl
 TILE = 4  # columns per reading of the weights
 GROUP = 64  # work-items of a work-group
 OPTIONS = ["-cl-std=CL1.2"]
-_PARTS = ("exact", "q1_0", "q2_0", "f16")
+_PARTS = ("exact.h", "q1_0.cl", "q2_0.cl", "f16.cl")
 _ITEMS_PER_ROW = {Q1_0: 8, Q2_0: 1, F16: 8}
 _WIDTHS = {Q1_0: 128, Q2_0: 64, F16: 32}
 
@@ -44,9 +44,12 @@ def folder() -> Path:
 
 
 @cache
-def source() -> str:
-    """All kernels, one text (files are not included by the driver, which would need a path). Raises OSError."""
-    return "\n".join((folder() / f"{part}.{'h' if part == 'exact' else 'cl'}").read_text("ascii") for part in _PARTS)
+def source(*parts: str) -> str:
+    """Files of kernels.cl/ as one text, the products' where none is named: a driver would need a path to include them.
+
+    Raises OSError.
+    """
+    return "\n".join((folder() / part).read_text("ascii") for part in parts or _PARTS)
 
 
 def digest(text: str | None = None) -> str:
@@ -84,18 +87,20 @@ class Program:
         out_start: int = 0,
         out_stride: int | None = None,
         matrix_rows: int | None = None,
+        tiled: bool = True,
     ) -> "Product":
         """out[c, r] = W[r] . activation[c] for `rows` rows, once enqueued. See the module for the buffers.
 
         out_stride: elements, default `rows`. matrix_rows: the rows of the whole matrix, where these are a part of it,
-        since F16's float order for two columns or more depends on it.
+        since F16's float order for two columns or more depends on it. tiled: False takes every column through the
+        matrix-vector kernel, which changes no bit of Q1_0 and Q2_0.
         """
         assert takes(wtype, width) and rows > 0 and start % 2 == 0, (wtype, rows, width, start)
         assert len(activation) == (1 if wtype == F16 else 2)
         stride = rows if out_stride is None else out_stride
         before = [np.uint32(rows), np.uint32(width), np.uint64(start // 2), weights, *activation]
         after = [out, np.uint64(out_start), np.uint64(stride)]
-        tiled = wtype != F16 or (rows if matrix_rows is None else matrix_rows) % 4 == 0
+        tiled = tiled and (wtype != F16 or (matrix_rows or rows) % 4 == 0)
         return Product(self, wtype, rows, before, after, tiled)
 
 
