@@ -131,6 +131,15 @@ def params(args, kv, **more) -> Params:
     return Params.from_gguf(kv, **{"temperature": 0.0} | given | more)
 
 
+def live(parser):
+    """--live."""
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="show what it does and at what speed while it runs, on stderr; plain lines where that is no terminal",
+    )
+
+
 def machine(parser):
     """What it runs on: --ctx, --ubatch, --threads, --gpu, --no-gpu."""
     parser.values_after_equals = (*parser.values_after_equals, "--gpu")

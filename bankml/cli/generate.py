@@ -5,11 +5,13 @@ import os
 import secrets
 import sys
 import time
+from dataclasses import replace
 
 from bankml import environment
 from bankml.cli import flags, given
 from bankml.cli.signals import Interrupts, tell_of_lost_data
 from bankml.errors import UsageError
+from bankml.snapshot import LOADING, Snapshot
 
 CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
@@ -53,6 +55,7 @@ def arguments(parser):
         help="end the answer before this text (may be given more than once)",
     )
     flags.machine(parser)
+    flags.live(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object when the answer is complete")
 
 
@@ -79,8 +82,17 @@ def run(args) -> int:
             answer.break_off()
         else:
             interrupts.ignore()
+        finally:
+            answer.view.leave()
         answer.end()
         return interrupts.exit_code if answer.interrupted else 0
+
+
+class NoView:
+    """In the place of a live view, where none was asked for."""
+
+    def leave(self):
+        """There is nothing to leave."""
 
 
 class Answer:
@@ -91,8 +103,9 @@ class Answer:
         self.started, self.loaded_at = process_started(), None
         self.seed = secrets.randbelow(flags.MAX_SEED + 1) if args.seed is None else args.seed
         self.weights = self.generation = None
-        self.n_prompt, self.written, self.interrupted = 0, "", False
+        self.n_prompt, self.text, self.written, self.interrupted = 0, "", "", False
         self.on_terminal = not args.json and sys.stdout.isatty()
+        self.view, self.streams = NoView(), not args.json
 
     def load(self):
         """Read the prompt and the model; the prompt is checked before anything is computed."""
@@ -106,7 +119,9 @@ class Answer:
         path = models.resolve(args.model) if args.model is not None else models.default_model()
         prompts = Prompts.open(path, args.ctx or flags.N_CTX)
         if args.ctx and args.ctx > prompts.n_ctx:
-            say(f"--ctx {args.ctx} is beyond the {prompts.n_ctx} tokens the model was trained on; those are the context")
+            say(
+                f"--ctx {args.ctx} is beyond the {prompts.n_ctx} tokens the model was trained on; those are the context"
+            )
         params = flags.params(args, prompts.header.kv, seed=self.seed)
         if args.raw:
             tokens = prompts.tokens(prompt)
@@ -117,7 +132,9 @@ class Answer:
         from bankml.engine import Engine
         from bankml.forward import Weights
 
-        tell_of_lost_data(path)
+        if args.live:
+            self._watch(path.stem)
+        tell_of_lost_data(path, self.view.leave)
         self.weights = Weights.open(path, gpu=False, threads=args.threads)
         engine = Engine(self.weights, prompts, kind=kind, n_ubatch=args.ubatch, cache_ram=0)
         self.generation = engine.generate(tokens, params, max_tokens=args.max, stop=args.stop)
@@ -127,10 +144,23 @@ class Answer:
     def write(self):
         """Generate to the end; unless --json, write and flush whole characters as they come."""
         for step in self.generation:
-            if step.text and not self.args.json:
+            self.text += step.text
+            if step.text and self.streams:
                 with self.interrupts.held():
                     self._put(step.text)
             self.interrupts.check()
+
+    def _watch(self, model):
+        """Start the live view. Where it is on the answer's own terminal, the answer comes when that is free again."""
+        from bankml.dashboard import Live
+
+        def look():
+            snapshot = self.generation.engine.snapshot() if self.generation else Snapshot(model=model, state=LOADING)
+            return replace(snapshot, answer=self.text)
+
+        self.view = Live(look)
+        self.streams = self.streams and not (self.view.terminal and self.on_terminal)
+        self.view.start()
 
     def _put(self, text):
         self.written += text
@@ -141,11 +171,13 @@ class Answer:
     def break_off(self):
         """After an interrupt: whatever of the answer is not on stdout yet goes there."""
         self.interrupted = self.generation is None or self.generation.finish_reason is None
-        if self.generation is not None and not self.args.json:
-            self._put(self.generation.text[len(self.written) :])
+        if self.generation is not None:
+            self.text = self.generation.text
 
     def end(self):
-        """The JSON object, and the statistics."""
+        """What has not been written yet: the answer that a live view was before, the JSON object, the statistics."""
+        if not self.args.json:
+            self._put(self.text[len(self.written) :])
         if self.args.json:
             sys.stdout.buffer.write(json.dumps(self.report()).encode() + b"\n")
             sys.stdout.buffer.flush()

@@ -73,8 +73,10 @@ class Interrupts:
 _bus_error = []  # the handler in force, kept for as long as the C library may call it
 
 
-def tell_of_lost_data(path):
+def tell_of_lost_data(path, first=lambda: None):
     """From here on, a model file that is cut, or that its disk no longer gives, ends the process with one line and 1.
+
+    first: called before that line is written.
 
     Python cannot raise an exception where that strikes, in the midst of a kernel.
     """
@@ -85,6 +87,7 @@ def tell_of_lost_data(path):
 
     def lost(number):
         if lines:
+            first()
             os.write(2, lines.pop())
             os._exit(1)
         time.sleep(60)  # it strikes every thread of the pool, and the first one speaks

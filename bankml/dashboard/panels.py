@@ -1,0 +1,173 @@
+"""The dashboard's panels: what a snapshot holds on one matter, as lines. What is not known makes no line."""
+
+from bankml.dashboard import draw, figures
+from bankml.dashboard.draw import ACCENT, ALERT, BOLD, BUSY, FAINT, GOOD, Block, Line, words
+from bankml.snapshot import DECODE, IDLE, LOADING, PROMPT, Device, Snapshot
+
+STATES = {
+    LOADING: ("loading", BUSY),
+    PROMPT: ("reading the prompt", BUSY),
+    DECODE: ("decoding", GOOD),
+    IDLE: ("idle", FAINT),
+}
+# Kinds of work by the names of the reference's graph, as people know them.
+WORK = {
+    "qkv": "q, k, v",
+    "attn_out": "attn output",
+    "ffn_gate_up": "ffn gate, up",
+    "ffn_down": "ffn down",
+    "logits": "logits",
+}
+COLOURS = [draw.Style(color=name) for name in ("cyan", "blue", "magenta", "green", "yellow", "red")]
+OTHER = "other"
+
+
+def title(s: Snapshot, width: int) -> Line:
+    """The first line: the program and the model, then what it is doing."""
+    left = words((" bankml ", BOLD + ACCENT), (s.model or "", BOLD))
+    parts = []
+    if s.state:
+        text, style = STATES.get(s.state, (s.state, BOLD))
+        parts += [("● ", style), (text, style)]
+    if s.tokens:
+        limit = f" of {figures.count(s.max_tokens)}" if s.max_tokens else ""
+        parts.append((f"  {figures.count(s.tokens)}{limit} tokens", FAINT))
+    if s.queue:
+        parts.append((f"  {figures.count(s.queue)} waiting", BUSY))
+    return draw.ends(left, words(*parts, " "), width)
+
+
+def speed(s: Snapshot, width: int, height: int) -> Block:
+    """Tokens/s now and over the last minute, the sparkline in what room is left, the first token's time."""
+    head = words((figures.rate(s.rate), BOLD + ACCENT), (" tokens/s now", FAINT)) if s.rate is not None else []
+    minute = words(figures.rate(s.rate_minute), (" last minute", FAINT)) if s.rate_minute is not None else []
+    first = words(("first token ", FAINT), figures.seconds(s.first_token_s)) if s.first_token_s is not None else []
+    lines = [draw.ends(head, minute, width)] if head or minute else []
+    if height >= 10 and s.rate is not None:
+        digits = draw.large(figures.rate(s.rate))
+        lines = [*draw.beside([digits, [[], [], words((" tokens/s", FAINT))]]), []]
+        lines[2] = draw.ends(lines[2], minute, width)
+    last = []
+    if s.rates:
+        top = max(s.rates)
+        label = words((f"peak {figures.rate(top)}", FAINT)) if top > 0 else []
+        last = [draw.ends(label, first, width)]
+        lines += draw.chart(_spread(s.rates, width), width, max(1, height - len(lines) - 1))
+    elif first:
+        last = [first]
+    return [*lines, *last]
+
+
+def _spread(rates, width):
+    """The series for so many columns: neighbours averaged where there are too many of them."""
+    if len(rates) <= width:
+        return rates
+    parts = -(-len(rates) // width)
+    odd = len(rates) % parts
+    rates = rates[odd:]
+    return [sum(rates[i : i + parts]) / parts for i in range(0, len(rates), parts)]
+
+
+def prompt(s: Snapshot, width: int, label: str = "") -> Block:
+    """How far the prompt is, at what rate, and how long it will take."""
+    p = s.prompt
+    if p is None or p.total <= 0:
+        return []
+    right = [(f" {figures.count(p.done)} of {figures.count(p.total)} tokens", draw.PLAIN)]
+    if p.cached:
+        right.append((f", {figures.count(p.cached)} from cache", GOOD))
+    if p.rate is not None:
+        right.append((f"  {figures.rate(p.rate)} tokens/s", ACCENT))
+    if p.left_s is not None and p.done < p.total:
+        right.append((f"  {figures.seconds(p.left_s)} left", BUSY))
+    text, name, style = words(*right), words((label, FAINT)), GOOD if p.done >= p.total else ACCENT
+    room = min(40, width - draw.length(text) - draw.length(name))
+    if room < 6:
+        return [draw.bar(p.done / p.total, width, style), text]
+    return [[*name, *draw.bar(p.done / p.total, room, style), *text]]
+
+
+def budget(s: Snapshot, width: int, height: int) -> Block:
+    """The time of a token by kind of work, largest first; what there is no line for is added up."""
+    kinds = sorted(((t, kind) for kind, t in s.budget.items() if kind != OTHER and t > 0), reverse=True)
+    rest = s.budget.get(OTHER, 0.0)
+    room = height - 1 if len(kinds) >= height or rest > 0 else height
+    rest += sum(t for t, _ in kinds[max(0, room) :])
+    rows = [(WORK.get(kind, kind), t, COLOURS[i % len(COLOURS)]) for i, (t, kind) in enumerate(kinds[: max(0, room)])]
+    rows += [(OTHER, rest, FAINT)] if rest > 0 and height > 0 else []
+    whole, largest = sum(s.budget.values()), max((t for _, t, _ in rows), default=0.0)
+    lines = []
+    for name, t, style in rows:
+        right = words((f" {figures.milliseconds(t):>6}", draw.PLAIN), (f"{figures.percent(t / whole):>5}", FAINT))
+        room = max(0, width - 13 - draw.length(right))
+        lines.append([*draw.fit(words(name), 13), *draw.bar(t / largest, room, style), *right])
+    return lines
+
+
+def budget_title(s: Snapshot) -> tuple[str, str]:
+    """What the panel of `budget` is called, and its note."""
+    return "time of a prompt token" if s.budget_of == PROMPT else "time of a token", "ms"
+
+
+def threads(s: Snapshot, width: int, rows: int) -> Block:
+    """How busy each CPU thread is, as many side by side as there must be."""
+    if not s.threads or rows < 1:
+        return []
+    label = words((f"{f'{len(s.threads)} threads' if len(s.threads) > 1 else '1 thread':<11}", FAINT))
+    width, busy = width - draw.length(label), s.threads
+    across = -(-len(busy) // rows)
+    cell = width // across
+    if cell < 12:  # too many for bars: a digit's height each
+        tops = "".join(draw.HEIGHTS[round(8 * min(max(part, 0.0), 1.0))] for part in busy)
+        return [[*label, *words((tops, GOOD), (f" {figures.percent(sum(busy) / len(busy))} busy", draw.PLAIN))]]
+    lines = []
+    for first in range(0, len(busy), across):
+        line = list(label) if not first else [draw.Segment(" " * draw.length(label))]
+        for part in busy[first : first + across]:
+            line += [*draw.bar(part, cell - 6, GOOD), *words(f"{figures.percent(part):>5} ")]
+        lines.append(line)
+    return lines
+
+
+def devices(s: Snapshot) -> Block:
+    """A line per device: its rows and share, and what the limiter does."""
+    return [_device(device) for device in s.devices]
+
+
+def _device(d: Device) -> Line:
+    parts = [(f"{d.name:<10}", BOLD)]
+    if d.share is not None:
+        parts += [" ", (figures.percent(d.share), ACCENT), (" of the rows", FAINT)]
+    if d.rows is not None:
+        parts.append(f"  {figures.count(d.rows)}{' rows' if d.share is None else ''}")
+    if d.busy is not None:
+        parts.append(f"  busy {figures.percent(d.busy)}")
+    if d.limit is not None:
+        parts.append((f"  limit {figures.percent(d.limit)}", FAINT))
+    if d.resting is not None:
+        parts.append(("  resting", BUSY) if d.resting else ("  at work", GOOD))
+    if d.bytes is not None:
+        most = f" of {figures.size(d.bytes_limit)}" if d.bytes_limit is not None else ""
+        parts.append(f"  {figures.size(d.bytes)}{most}")
+    if d.note:
+        parts.append((f"  {d.note}", ALERT))
+    return words(*parts)
+
+
+def caches(s: Snapshot, width: int) -> Block:
+    """The K/V cache, and what the prompt cache has spared."""
+    lines = []
+    if c := s.cache:
+        parts = [f" {figures.count(c.cells)} of {figures.count(c.capacity)} cells"]
+        parts += [f"  {figures.size(c.bytes)}"] if c.bytes is not None else []
+        parts += [(f" {c.kind}", FAINT)] if c.kind else []
+        text, label = words(*parts), words(("cache      ", FAINT))
+        room = min(40, width - draw.length(text) - draw.length(label))
+        lines.append([*label, *(draw.bar(c.cells / max(1, c.capacity), room) if room >= 6 else []), *text])
+    if p := s.prompt_cache:
+        parts = [("reused     ", FAINT), (f"{p.hits} of {p.lookups} prompts", GOOD if p.hits else draw.PLAIN)]
+        parts += [f", {figures.count(p.tokens)} tokens"]
+        parts += [f", {p.entries} kept"] if p.entries is not None else []
+        parts += [f", {figures.size(p.bytes)}"] if p.bytes is not None else []
+        lines.append(words(*parts))
+    return lines
