@@ -222,7 +222,7 @@ class Weights(Pieces):
                 if name == "ffn_down":
                     each(il, first, layers.buffers.x[: n_out if il == last else n].copy())
         if self.split is not None and each is None:
-            self.split.took(n, with_cards, time.perf_counter() - started)
+            self.split.took(with_cards, time.perf_counter() - started)
         self.reached = float(position + n)
         return layers.buffers.result[:n_out].copy()
 

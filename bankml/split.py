@@ -53,12 +53,13 @@ class Split:
     def __init__(self, workers: pool.Pool, worker: Worker, wmap, output: str):
         self.pool, self.worker, self._map, self._output = workers, worker, wmap, output
         self.trial = Trial() if worker.shares.fixed is None else None
-        self.trace = None
+        self.trace, self._tried = None, False
         self._layers, self._groups, self._parts, self._slots, self._stretches = None, {}, {}, [], {}
         self._measured = set()
 
     def turn(self, layers, columns: int, n_out: int) -> bool:
         """Whether the cards take part in the next micro-batch; measures first what is not known yet."""
+        self._tried = False
         for count in {columns, n_out} - {0}:
             self.prepare(layers, count)
         if not self.worker.on:
@@ -66,11 +67,12 @@ class Split:
         self.worker.total_rows += self._rows(layers, columns, n_out)
         if not any(self._takes(layers, columns)) and not any(self._takes(layers, n_out)):
             return False
-        return columns > 1 or self.trial is None or self.trial.over or self.trial.cards_next
+        self._tried = columns == 1 and self.trial is not None and not self.trial.over
+        return self.trial.cards_next if self._tried else True
 
-    def took(self, columns: int, cards: bool, seconds: float):
-        """A micro-batch took so long, with the cards or without: the trial of single tokens goes on."""
-        if columns > 1 or self.trial is None or self.trial.over or not self.worker.on:
+    def took(self, cards: bool, seconds: float):
+        """The micro-batch took so long, with the cards or without: the trial of single tokens goes on."""
+        if not self._tried:
             return
         self.trial.took(cards, seconds)
         if self.trial.over and not self.trial.cards_won:
