@@ -89,7 +89,8 @@ class Engine:
         if reuse not in REUSES:
             raise UsageError(f"reuse is {reuse!r}; it takes one of {', '.join(REUSES)}")
         tokens = self.prompts.tokens(prompt, **template)
-        sampler = Sampler(self.params if params is None else params)
+        sampler = Sampler(self.params if params is None else params, self.tokenizer)
+        sampler.begin(tokens)
         return Generation(self, tokens, sampler, max_tokens=max_tokens, stop=stop, reuse=reuse)
 
     def snapshot(self) -> Snapshot:

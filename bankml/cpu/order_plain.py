@@ -1,7 +1,5 @@
-"""In which order libstdc++ leaves equal keys: its `partial_sort` and `sort`, followed step by step.
+"""The plain twin of `order.py`: libstdc++'s `partial_sort` and `sort`, followed step by step; for tests.
 
-The reference sorts candidates by logit alone with these two, neither of which is stable, so which of two equal
-logits comes first follows from the algorithm's moves. Nothing here is fast: it runs only where a tie decides a token.
 Both sort indices into `keys` (a list of numbers) from the largest key down, in place.
 """
 
