@@ -174,6 +174,10 @@ class Weights(Pieces):
                     layers.logits(self.pool, part, out[first : first + n_ubatch], self.plan.output)
         return out
 
+    def card_report(self) -> dict | None:
+        """What the cards have done, see `gpu.worker.Worker.report`; None where none has joined."""
+        return None if self.split is None else self.split.worker.report()
+
     def take_cycles(self) -> dict[str, int]:
         """Cycles of the time stamp counter that each kind of work took since the last call, or the opening."""
         with self._lock:

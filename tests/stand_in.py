@@ -54,7 +54,7 @@ class Cells(list):
 class Weights:
     """Logits that spell the answer, then the end token."""
 
-    devices, threads = ["cpu"], 2
+    devices, threads, card_notes = ["cpu"], 2, ["0: a device is asked"]
 
     def __init__(self, answer, load_s=0.0, prompt_s=0.0, token_s=0.0, flat=False):
         self.answer, self.flat = [*answer.encode("utf-8", "surrogateescape"), END], flat
@@ -69,6 +69,9 @@ class Weights:
 
     def caches(self, kind=None, n_ctx=None):
         return [Cells()]
+
+    def card_report(self):
+        return None
 
     def path(self, rows, cells, kind):
         return 0

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 from bankml import environment
-from bankml.cli import flags, given
+from bankml.cli import card_words, flags, given
 from bankml.cli.signals import Interrupts, tell_of_lost_data
 from bankml.errors import UsageError
 from bankml.snapshot import LOADING, Snapshot
@@ -69,13 +69,11 @@ def run(args) -> int:
     if args.raw and (args.system is not None or args.no_think):
         raise UsageError("--raw takes the prompt as it is; --system and --no-think go with a chat template")
     environment.check()
-    devices = environment.gpu(args.gpu) if not args.no_gpu else "off"
+    card_words.wanted(args)
     with Interrupts() as interrupts:
         answer = Answer(args, interrupts)
         try:
             answer.load()
-            if args.gpu is not None and devices != "off":
-                say("this version has no GPU support; going on with the CPU")
             answer.write()
         except KeyboardInterrupt:
             interrupts.ignore()
@@ -135,7 +133,9 @@ class Answer:
         if args.live:
             self._watch(path.stem)
         tell_of_lost_data(path, self.view.leave)
-        self.weights = Weights.open(path, gpu=False, threads=args.threads)
+        self.weights = Weights.open(path, gpu=card_words.wanted(args), threads=args.threads)
+        for line in card_words.joining(args, self.weights.card_notes):
+            say(line)
         engine = Engine(self.weights, prompts, kind=kind, n_ubatch=args.ubatch, cache_ram=0)
         self.generation = engine.generate(tokens, params, max_tokens=args.max, stop=args.stop)
         self.loaded_at = time.monotonic()
@@ -183,7 +183,10 @@ class Answer:
             sys.stdout.buffer.flush()
         elif self.on_terminal and not self.written.endswith("\n"):
             print(flush=True)
-        say(statistics(self.report(), getattr(self.weights, "threads", None)))
+        report = self.report()
+        say(statistics(report, getattr(self.weights, "threads", None)))
+        for line in card_words.statistics(report["gpu"]):
+            say(line)
 
     def report(self) -> dict:
         """The object `--json` prints; seconds with microseconds."""
@@ -204,6 +207,7 @@ class Answer:
             "completion_tokens": len(generation.tokens) if generation else 0,
             **{name: value if value is None else round(value, 6) for name, value in seconds.items()},
             "devices": list(self.weights.devices) if self.weights else [],
+            "gpu": self.weights.card_report() if self.weights else None,
         }
 
 

@@ -13,12 +13,16 @@ CREDIT = 0.05  # seconds of idleness beyond the debt that count towards the next
 
 
 class TimeLimit:
-    """The part `limit` (0.05 to 1) of the time. clock: seconds, as time.monotonic."""
+    """The part `limit` (0.05 to 1) of the time. clock: seconds, as time.monotonic.
+
+    busy_s: seconds of all dispatches. rests: what `resting` said last. skipped: products it was left out of, by the
+    caller's count.
+    """
 
     def __init__(self, limit: float, clock=time.monotonic):
         self.limit, self._clock = limit, clock
         self.busy_s, self.skipped = 0.0, 0
-        self._owed, self._at, self._resting = 0.0, clock(), False
+        self._owed, self._at, self.rests = 0.0, clock(), False
 
     def took(self, seconds: float):
         """A dispatch that ends now was busy for so long."""
@@ -29,8 +33,8 @@ class TimeLimit:
     def resting(self) -> bool:
         """Whether the card must be left alone now."""
         self._pay()
-        self._resting = self._owed > (0.0 if self._resting else TOLERATED)
-        return self._resting
+        self.rests = self._owed > (0.0 if self.rests else TOLERATED)
+        return self.rests
 
     def _pay(self, busy=0.0):
         """Let the time since the last look count as rest, but for so much of it."""

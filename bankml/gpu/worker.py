@@ -157,7 +157,7 @@ class Worker:
                     "limit": card.time.limit,
                     "busy_s": round(card.time.busy_s, 6),
                     "skipped": card.time.skipped,
-                    "resting": card.on and card.time.resting(),
+                    "resting": card.on and card.time.rests,
                     "dropped": card.note,
                 }
                 for card in self.cards
