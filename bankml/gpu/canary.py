@@ -80,6 +80,11 @@ def prove(
     return Verdict(device, None, checks, time.monotonic() - start)
 
 
+def failed(device: Device, error) -> Verdict:
+    """Of a device that cannot even be opened."""
+    return Verdict(device, None, [Check("no", "it opens", f"the driver fails: {_last_line(error)}")])
+
+
 def admit(device: Device, context, wtype: int, expected: Callable, cpu_version: str) -> Program:
     """The short form before a card takes any work: the hard cases of one weight type, or the verdict kept of them.
 
