@@ -8,9 +8,10 @@ import pytest
 
 from bankml.errors import BankmlError, UsageError
 from bankml.oracle import record
-from bankml.oracle.sampler import ReferenceSampler
+from bankml.oracle.sampler import ReferenceSampler, ReferenceVocab
 from bankml.sampler import MAX_SEED, MersenneTwister, Params, Sampler
-from tests import sampler_cases
+from bankml.tokenizer import Tokenizer
+from tests import sampler_cases, vocab
 
 GOLDEN = Path(__file__).parent / "golden" / "sampler.json"
 CASES = {name: (settings, logits) for name, settings, logits in sampler_cases.cases()}
@@ -38,6 +39,37 @@ def test_tokens_are_the_live_references(reference, name):
         with ReferenceSampler(reference, **settings) as chain:
             want = [chain.sample(row) for row in rows]
         assert tokens(settings, rows) == want, logits
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.from_gguf(vocab.smollm2_gguf())
+
+
+@pytest.fixture(scope="module")
+def reference_vocab(reference):
+    with ReferenceVocab(reference, vocab.smollm2_gguf()) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", sampler_cases.VARIANTS)
+def test_variants_draw_the_live_references_tokens(reference, reference_vocab, tokenizer, name):
+    """Token for token over what was drawn before and a prompt; and the probabilities that are left, on bits."""
+    settings = {**sampler_cases.DEFAULTS, **sampler_cases.VARIANTS[name]}
+    for seed, steps, draws in ((1, 0, 40), (2, 4, 25)):
+        rows = list(sampler_cases.chatter(tokenizer.n_vocab, draws, seed, steps))
+        prompt = [int(np.argmax(row)) for row in rows[:20]]
+        sampler = Sampler(Params(**settings, n_probs=tokenizer.n_vocab, post_sampling_probs=True), tokenizer)
+        sampler.begin(prompt)
+        with ReferenceSampler(reference, n_vocab=tokenizer.n_vocab, vocab=reference_vocab, **settings) as chain:
+            chain.accept(prompt)
+            for row in rows:
+                want = chain.sample(row)
+                assert sampler.sample(row) == want
+                sampler.accept(want)
+                found, left = sampler.probs(row), dict(zip(chain.left["id"].tolist(), chain.left["p"], strict=True))
+                assert dict(found.top) == {token: p for token, p in left.items() if p != 0}
+                assert found.value == left[want]
 
 
 def test_ties_fall_as_the_reference_lets_them_fall(reference):
