@@ -16,6 +16,7 @@ import numpy as np
 from bankml.cpu.pool import read_stamp
 from bankml.cpu.read_floor import read_floor
 from bankml.forward import Outputs, Weights
+from bankml.kv_cache import KvType
 from bankml.oracle.model import ReferenceModel
 
 COLLAPSED = 0.8
@@ -64,11 +65,24 @@ def machine() -> dict:
 class Bench:
     """Both engines with one model open. threads: ours; reference_threads: those tried for the reference, best taken."""
 
-    def __init__(self, name, path, *, threads=2, reference_threads=(2, 1), variant="haswell", n_ctx=4096, rounds=5):
+    def __init__(
+        self,
+        name,
+        path,
+        *,
+        threads=2,
+        reference_threads=(2, 1),
+        variant="haswell",
+        n_ctx=4096,
+        rounds=5,
+        kind=KvType.F16,
+    ):
         self.name, self.rounds, self.tried = name, rounds, reference_threads
         self.weights = Weights.open(path, gpu=False, threads=threads)
-        self.reference = ReferenceModel(path, n_ctx=n_ctx, n_threads=reference_threads[0], variant=variant)
-        self.caches = self.weights.caches(n_ctx=n_ctx)
+        self.reference = ReferenceModel(
+            path, n_ctx=n_ctx, n_threads=reference_threads[0], variant=variant, cache=kind.value
+        )
+        self.caches = self.weights.caches(kind, n_ctx=n_ctx)
         self.floor = read_floor(self.weights.pool, self.weights.map.largest_part())
         self.tokens = np.random.default_rng(SEED).integers(0, self.reference.n_vocab, n_ctx)
 

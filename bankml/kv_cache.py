@@ -30,12 +30,13 @@ class KvType(Enum):
             raise UsageError(f"cache type {text!r} is unknown; it is one of {names}") from None
 
     @classmethod
-    def from_environment(cls) -> "KvType":
-        """The type `BANKML_CACHE_TYPE` asks for, f16 by default."""
+    def from_environment(cls, flag: str | None = None) -> "KvType":
+        """The type a flag asks for, else `BANKML_CACHE_TYPE`, else f16. A bad variable is refused in any case."""
         try:
-            return cls.parse(os.environ.get("BANKML_CACHE_TYPE", "") or "f16")
+            chosen = cls.parse(os.environ.get("BANKML_CACHE_TYPE", "") or "f16")
         except UsageError as error:
             raise UsageError(f"BANKML_CACHE_TYPE: {error}") from None
+        return cls.parse(flag) if flag else chosen
 
 
 def padded(cells: int) -> int:

@@ -34,6 +34,7 @@ def arguments(parser):
     )
     parser.add_argument("--reference-threads", metavar="N,..", default="2,1", help="tried, the best counts (2,1)")
     parser.add_argument("--variant", default="haswell", help="build of the reference's CPU library (haswell)")
+    flags.cache_type(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -51,7 +52,9 @@ def run(args) -> int:
     """Measure, print, and fail if any bit differed."""
     from bankml import benchmark
     from bankml.guard import guard
+    from bankml.kv_cache import KvType
 
+    kind = KvType.from_environment(args.cache_type)
     prompts, cells = _numbers(args.prompt, "--prompt"), _numbers(args.decode, "--decode")
     tried = _numbers(args.reference_threads, "--reference-threads", flags.MAX_THREADS)
     if not tried or not prompts + cells:
@@ -73,6 +76,7 @@ def run(args) -> int:
             variant=args.variant,
             n_ctx=-(-longest // 256) * 256,
             rounds=args.rounds,
+            kind=kind,
         ) as bench:
             for n in prompts:
                 benchmark.say(f"{name}: prompt of {n}")

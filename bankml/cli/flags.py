@@ -140,8 +140,18 @@ def live(parser):
     )
 
 
+def cache_type(parser):
+    """How K and V are kept: --cache-type."""
+    parser.add_argument(
+        "--cache-type",
+        choices=("f16", "q8_0"),
+        metavar="TYPE",
+        help="how K and V are cached, f16 or q8_0, about half the size (default: BANKML_CACHE_TYPE, or f16)",
+    )
+
+
 def machine(parser):
-    """What it runs on: --ctx, --ubatch, --threads, --gpu, --no-gpu."""
+    """What it runs on: --ctx, --cache-type, --ubatch, --threads, --gpu, --no-gpu."""
     parser.values_after_equals = (*parser.values_after_equals, "--gpu")
     group = parser.add_argument_group("machine")
     group.add_argument(
@@ -150,6 +160,7 @@ def machine(parser):
         metavar="N",
         help=f"context in tokens (default: {N_CTX}, or the model's if that is less)",
     )
+    cache_type(group)
     group.add_argument(
         "--ubatch",
         type=number(int, 1, MAX_UBATCH, f"a whole number from 1 to {MAX_UBATCH}"),

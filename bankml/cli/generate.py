@@ -112,7 +112,7 @@ class Answer:
         from bankml.prompts import Prompts
 
         args = self.args
-        kind = KvType.from_environment()
+        kind = KvType.from_environment(args.cache_type)
         prompt = read_prompt(args)
         path = models.resolve(args.model) if args.model is not None else models.default_model()
         prompts = Prompts.open(path, args.ctx or flags.N_CTX)

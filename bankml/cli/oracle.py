@@ -29,6 +29,7 @@ def arguments(parser):
     check.add_argument(
         "--decode", metavar="N", type=_count(0), default=DECODE, help=f"single tokens after it ({DECODE})"
     )
+    flags.cache_type(check)
     check.add_argument("--json", action="store_true", help="print {stages: [{name, equal, total, first_difference}]}")
 
 
@@ -61,11 +62,13 @@ def _fetch(args):
 def _check(args):
     from bankml.cli.signals import tell_of_lost_data
     from bankml.forward import Weights, llama_threads
+    from bankml.kv_cache import KvType
     from bankml.oracle.compare import compare
     from bankml.oracle.model import ReferenceModel
 
     # The reference runs on one thread, and its split-KV attention is matched at that, unless the environment says more.
     threads = llama_threads() if os.environ.get("BANKML_LLAMA_THREADS") else 1
+    kind = KvType.from_environment(args.cache_type)
     tell_of_lost_data(args.model)
     with Weights.open(args.model, gpu=False) as weights:
         weights.llama_threads = threads
@@ -73,9 +76,9 @@ def _check(args):
         context = len(tokens) + len(forced)
         if context > weights.shape.n_ctx_train:
             raise UsageError(f"{context} tokens do not fit the model's context of {weights.shape.n_ctx_train}")
-        with ReferenceModel(args.model, n_ctx=context, n_threads=threads) as model:
+        with ReferenceModel(args.model, n_ctx=context, n_threads=threads, cache=kind.value) as model:
             expected = _telling(reference_stages(model, tokens, forced), context)
-            stages = compare(expected, engine_stages(weights, tokens, forced))
+            stages = compare(expected, engine_stages(weights, tokens, forced, kind=kind))
     _report(stages, args.json)
     return 0 if all(stage.same for stage in stages) else 2
 
@@ -93,11 +96,12 @@ def reference_stages(model, tokens, forced):
         yield from model.decode([token]).stages()
 
 
-def engine_stages(weights, tokens, forced, outputs="all", n_ubatch=512):
-    """Yields the same from bankml's `Weights`, in caches of its own."""
+def engine_stages(weights, tokens, forced, outputs="all", n_ubatch=512, kind=None):
+    """Yields the same from bankml's `Weights`, in caches of its own of that KvType (f16 by default)."""
     from bankml.forward import Outputs
+    from bankml.kv_cache import KvType
 
-    caches = weights.caches(n_ctx=len(tokens) + len(forced))
+    caches = weights.caches(kind or KvType.F16, n_ctx=len(tokens) + len(forced))
     yield from call_stages(weights, caches, tokens, Outputs(outputs), n_ubatch)
     for token in forced:
         yield from call_stages(weights, caches, [token], Outputs.LAST, n_ubatch)
