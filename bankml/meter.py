@@ -6,73 +6,16 @@ between two of those calls (threads at work, time by kind of work) is the differ
 
 import threading
 import time
-from bisect import bisect_left
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from bankml.rates import Rates
 from bankml.snapshot import DECODE, IDLE, LOADING, PROMPT, Cache, Device, Prompt, PromptCache, Snapshot
 
-SLOT_S, SLOTS = 0.5, 120  # the last minute, by half seconds
-NOW_S = 1.0  # the rate now is the one of so long
+SINCE_S, LEAST_S = 1.0, 0.1  # counters are compared with those of so long ago, or at least so long
 CLOCK_PER_THREAD = 6  # with a thread's number, the name of its CPU clock: CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED
-
-
-class Rates:
-    """Tokens over time. Each is spread evenly over the time since the one before it: slow ones make no gaps."""
-
-    def __init__(self):
-        self._recent: deque[float] = deque(maxlen=4096)  # when each token came
-        self._slots: deque[list[float]] = deque(maxlen=SLOTS + 1)  # [number, tokens, seconds]
-        self._first = None
-
-    def start(self, now: float):
-        """An answer's first token is there: it starts the clock, and is not counted itself."""
-        self._recent.clear()
-        self._recent.append(now)
-        self._first = self._first or int(now / SLOT_S)
-
-    def add(self, now: float):
-        """One more token, at `now` of `time.monotonic`."""
-        since = self._recent[-1]
-        self._recent.append(now)
-        slot, last, span = int(since / SLOT_S), int(now / SLOT_S), max(now - since, 1e-9)
-        for number in range(max(slot, last - SLOTS), last + 1):
-            part = min(now, (number + 1) * SLOT_S) - max(since, number * SLOT_S)
-            self._add(number, part / span, part)
-
-    def _add(self, number, tokens, seconds):
-        if not self._slots or self._slots[-1][0] != number:
-            self._slots.append([number, 0.0, 0.0])
-        self._slots[-1][1] += tokens
-        self._slots[-1][2] += seconds
-
-    def now(self, now: float) -> float | None:
-        """Tokens/s of the last second, or of the last token where that took longer; None before the second token."""
-        recent = list(self._recent)
-        if len(recent) < 2:
-            return None
-        start = min(bisect_left(recent, now - NOW_S), len(recent) - 2)
-        count, last = len(recent) - 1 - start, recent[-1]
-        usual = (last - recent[start]) / count
-        late = max(last, now - usual)  # a token that is overdue makes it slower
-        return count / max(late - recent[start], 1e-9)
-
-    def series(self, now: float) -> tuple[float, ...]:
-        """Tokens/s of each full half second of the last minute since the first token, oldest first."""
-        if self._first is None:
-            return ()
-        filled = {int(number): tokens for number, tokens, _ in list(self._slots)}
-        last = int(now / SLOT_S)
-        return tuple(filled.get(n, 0.0) / SLOT_S for n in range(max(self._first + 1, last - SLOTS), last))
-
-    def minute(self, now: float) -> float | None:
-        """Tokens/s over the last minute, counting the time in which tokens were made."""
-        oldest = int(now / SLOT_S) - SLOTS
-        slots = [slot for slot in list(self._slots) if slot[0] >= oldest]
-        seconds = sum(slot[2] for slot in slots)
-        return sum(slot[1] for slot in slots) / seconds if seconds > 0 else None
 
 
 @dataclass(frozen=True)
@@ -81,8 +24,10 @@ class _Counters:
 
     at: float
     phase: int
-    work: dict[str, float]
-    cpu: dict[int, float]
+    work: dict[str, float]  # kind -> seconds
+    cpu: dict[int, float]  # thread -> seconds of CPU time
+    rows: dict[str, int]  # device -> rows, times columns
+    busy: dict[str, float]  # card -> seconds
 
 
 @dataclass
@@ -157,11 +102,12 @@ class Meter:
     def snapshot(self) -> Snapshot:
         """What is known now."""
         now = time.monotonic()
-        budget, threads = self._between(now)
+        new, old = self._counters(now)
         request, decoding = self._request, self.state == DECODE
         rate = self.rates.now(now) if decoding else None
         prompt = self._prompt(now)
         per_token = {PROMPT: prompt.rate if prompt else None, DECODE: rate}.get(self.state)
+        budget = _budget(new, old) if per_token else {}
         first = request.first_token_at if request else None
         return Snapshot(
             model=self.model,
@@ -173,10 +119,10 @@ class Meter:
             tokens=request.tokens if request else None,
             max_tokens=request.max_tokens if request else None,
             prompt=prompt,
-            budget={kind: share / per_token for kind, share in budget.items()} if per_token else {},
-            budget_of=self.state if per_token and budget else None,
-            threads=threads,
-            devices=self._devices(),
+            budget={kind: share / per_token for kind, share in budget.items()},
+            budget_of=self.state if budget else None,
+            threads=_busy(new, old),
+            devices=self._devices(new, old),
             cache=self._cache(),
             prompt_cache=PromptCache(self.hits, self.lookups, self.spared) if self.lookups else None,
         )
@@ -203,28 +149,46 @@ class Meter:
         first = self.caches[0]
         return Cache(len(first), first.capacity, sum(cache.bytes for cache in self.caches), first.kind.value)
 
-    def _devices(self) -> tuple[Device, ...]:
-        names = list(getattr(self.weights, "devices", ()))
-        return (Device(names[0], share=1.0),) if len(names) == 1 else tuple(map(Device, names))
+    def _devices(self, new, old) -> tuple[Device, ...]:
+        report = self._cards()
+        if report is None:
+            return tuple(Device(name, share=1.0) for name in getattr(self.weights, "devices", ())[:1])
+        rows = {name: count - (old.rows.get(name, 0) if old else 0) for name, count in new.rows.items()}
+        total = sum(rows.values())
 
-    def _between(self, now):
-        """Since about a second ago: kind of work -> share of the time, and the part that each thread was busy."""
+        def device(name, card):
+            busy = (new.busy[name] - old.busy.get(name, 0.0)) / (new.at - old.at) if card and old else None
+            return Device(
+                card.get("name", name),
+                rows=new.rows[name],
+                share=rows[name] / total if total > 0 else None,
+                busy=min(1.0, busy) if busy is not None else None,
+                limit=card.get("limit"),
+                resting=card.get("resting"),
+                bytes=card.get("bytes"),
+                bytes_limit=card.get("bytes_limit"),
+                note=card.get("dropped"),
+            )
+
+        return (device("cpu", {}), *(device(str(n), card) for n, card in enumerate(report["cards"])))
+
+    # -- counters of others --------------------------------------------------------------------------------------------
+
+    def _counters(self, now):
+        """Those of now, and those of about a second ago in the same phase; None where there are none old enough."""
+        report = self._cards()
+        cards = {str(n): card for n, card in enumerate(report["cards"])} if report else {}
+        rows = {"cpu": report["cpu_rows"], **{n: card["rows"] for n, card in cards.items()}} if report else {}
+        busy = {n: card["busy_s"] for n, card in cards.items()}
         with self._lock:
-            counted = _Counters(now, self._phase, self._work(), self._cpu_times())
-            past = [old for old in self._past if old.phase == counted.phase]
-            if not self._past or now - self._past[-1].at >= 0.1:
-                self._past.append(counted)
-        old = next((old for old in reversed(past) if now - old.at >= NOW_S), past[0] if past else None)
-        if old is None or now - old.at < 0.1:
-            return {}, ()
-        span = now - old.at
-        work = {kind: (seconds - old.work.get(kind, 0.0)) / span for kind, seconds in counted.work.items()}
-        if work:
-            work["other"] = max(0.0, 1 - sum(work.values()))
-        if any(share < 0 for share in work.values()):  # counted anew since
-            work = {}
-        busy = [(spent - old.cpu[tid]) / span for tid, spent in counted.cpu.items() if tid in old.cpu]
-        return {kind: share for kind, share in work.items() if share > 0}, tuple(min(1.0, part) for part in busy)
+            new = _Counters(now, self._phase, self._work(), self._cpu_times(), rows, busy)
+            past = [old for old in self._past if old.phase == new.phase and now - old.at >= LEAST_S]
+            if not self._past or now - self._past[-1].at >= LEAST_S or self._past[-1].phase != new.phase:
+                self._past.append(new)
+        return new, next((old for old in reversed(past) if now - old.at >= SINCE_S), past[0] if past else None)
+
+    def _cards(self):
+        return self.weights.card_report() if hasattr(self.weights, "card_report") else None
 
     def _work(self):
         return {**self.weights.seconds(), **self.spent} if hasattr(self.weights, "seconds") else {}
@@ -238,3 +202,22 @@ class Meter:
             except OSError:
                 continue
         return times
+
+
+def _budget(new, old) -> dict[str, float]:
+    """Kind of work -> share of the time from one to the other."""
+    if old is None or not new.work:
+        return {}
+    span = new.at - old.at
+    work = {kind: (seconds - old.work.get(kind, 0.0)) / span for kind, seconds in new.work.items()}
+    if min(work.values()) < 0:  # counted anew since
+        return {}
+    work["other"] = 1 - sum(work.values())
+    return {kind: share for kind, share in work.items() if share > 0}
+
+
+def _busy(new, old) -> tuple[float, ...]:
+    """The part of the time that each thread had a CPU."""
+    if old is None:
+        return ()
+    return tuple(min(1.0, (t - old.cpu[tid]) / (new.at - old.at)) for tid, t in new.cpu.items() if tid in old.cpu)

@@ -30,11 +30,11 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Device:
-    """One that computes rows of the products. rows, share: of the last token's or micro-batch's; share is 0 to 1.
+    """One that computes rows of the products. rows: so far, each times the tokens it was computed for.
 
-    busy: the part of the time that it computed. limit: the part that the limiter leaves it (BANKML_GPU_LIMIT).
-    resting: the limiter holds it back now. bytes, bytes_limit: of weights on it, and how many there may be. note: what
-    else there is to say, as why it was dropped.
+    share: of the rows of the last second, 0 to 1. busy: the part of the time that it computed. limit: the part that the
+    limiter leaves it (BANKML_GPU_LIMIT). resting: the limiter holds it back now. bytes, bytes_limit: of memory that it
+    takes, and that it may take. note: what else there is to say, as why it was dropped.
     """
 
     name: str

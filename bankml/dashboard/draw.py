@@ -55,10 +55,15 @@ def fit(line: Line, width: int) -> Line:
     return Segment.adjust_line_length(line, max(0, width))
 
 
+def crop(line: Line, width: int) -> Line:
+    """The line in `width` cells, with an ellipsis where something is cut off."""
+    return fit(line, width) if length(line) <= width else [*fit(line, width - 1), Segment("…", FAINT)]
+
+
 def ends(left: Line, right: Line, width: int) -> Line:
     """One text at each end of a line; the left one gives way."""
     room = width - length(right) - 1
-    return [*fit(left, room), Segment(" "), *right] if room > 0 else fit(right, width)
+    return [*crop(left, room), Segment(" "), *right] if room > 0 else crop(right, width)
 
 
 def beside(blocks: list[Block], gap: int = 0) -> Block:
@@ -81,7 +86,7 @@ def box(title: str, lines: Block, width: int, height: int, note: str = "") -> Bl
     top = [*head, Segment("─" * rest, FRAME), *tail] if rest >= 0 else [*fit(head, width - 1), Segment("╮", FRAME)]
     side, inner = Segment("│", FRAME), width - 4
     body = [*lines[: height - 2], *([[]] * (height - 2 - len(lines)))]
-    rows = [[side, Segment(" "), *fit(line, inner), Segment(" "), side] for line in body]
+    rows = [[side, Segment(" "), *crop(line, inner), Segment(" "), side] for line in body]
     return [top, *rows, [Segment(f"╰{'─' * (width - 2)}╯", FRAME)]]
 
 

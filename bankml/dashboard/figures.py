@@ -22,6 +22,15 @@ def milliseconds(value: float) -> str:
     return f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}"
 
 
+def short(number: float) -> str:
+    """A large number in thousands, millions and so on, with three digits."""
+    for unit in ("", " k", " M", " G"):
+        if number < 999.5 or unit == " G":
+            break
+        number /= 1000
+    return f"{number:.0f}{unit}" if not unit or number >= 99.95 else f"{number:.{1 if number >= 9.995 else 2}f}{unit}"
+
+
 def size(count: int) -> str:
     """Bytes, in units of a thousand."""
     value, unit = float(count), "B"

@@ -20,6 +20,7 @@ WORK = {
 }
 COLOURS = [draw.Style(color=name) for name in ("cyan", "blue", "magenta", "green", "yellow", "red")]
 OTHER = "other"
+NAME = 18  # characters of a device's name, at most
 
 
 def title(s: Snapshot, width: int) -> Line:
@@ -135,20 +136,22 @@ def devices(s: Snapshot) -> Block:
 
 
 def _device(d: Device) -> Line:
-    parts = [(f"{d.name:<10}", BOLD)]
+    """Long names are cut, so that the figures have room."""
+    name = d.name if len(d.name) <= NAME else f"{d.name[: NAME - 1]}…"
+    parts = [(f"{name:<10} ", BOLD)]
     if d.share is not None:
-        parts += [" ", (figures.percent(d.share), ACCENT), (" of the rows", FAINT)]
+        parts += [(f"{figures.percent(d.share):>4}", ACCENT), (" of the rows", FAINT)]
     if d.rows is not None:
-        parts.append(f"  {figures.count(d.rows)}{' rows' if d.share is None else ''}")
+        parts += [f"  {figures.short(d.rows)}", ("" if d.share is not None else " rows", FAINT)]
     if d.busy is not None:
         parts.append(f"  busy {figures.percent(d.busy)}")
     if d.limit is not None:
-        parts.append((f"  limit {figures.percent(d.limit)}", FAINT))
+        parts.append((f" of {figures.percent(d.limit)}", FAINT))
     if d.resting is not None:
         parts.append(("  resting", BUSY) if d.resting else ("  at work", GOOD))
     if d.bytes is not None:
         most = f" of {figures.size(d.bytes_limit)}" if d.bytes_limit is not None else ""
-        parts.append(f"  {figures.size(d.bytes)}{most}")
+        parts += [f"  {figures.size(d.bytes)}", (most, FAINT)]
     if d.note:
         parts.append((f"  {d.note}", ALERT))
     return words(*parts)

@@ -38,7 +38,7 @@ def render(snapshot: Snapshot, width: int, height: int, heading: str = "answer",
         lines = [panels.title(snapshot, width), *lines]
     lines = [*lines[:rows], *([[]] * (rows - len(lines)))]
     if note:
-        lines.append(draw.words((f" {note}", draw.FAINT)))
+        lines.append(draw.crop(draw.words((f" {note}", draw.FAINT)), width))
     return View([draw.fit(line, width) for line in lines])
 
 
