@@ -9,7 +9,7 @@ import platform
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -17,7 +17,9 @@ from bankml.cpu.pool import read_stamp
 from bankml.cpu.read_floor import read_floor
 from bankml.forward import Outputs, Weights
 from bankml.kv_cache import KvType
+from bankml.meter import Meter
 from bankml.oracle.model import ReferenceModel
+from bankml.snapshot import Snapshot
 
 COLLAPSED = 0.8
 TRIES = 4  # extra runs of the reference to replace collapsed ones
@@ -84,6 +86,7 @@ class Bench:
         )
         self.caches = self.weights.caches(kind, n_ctx=n_ctx)
         self.floor = read_floor(self.weights.pool, self.weights.map.largest_part())
+        self.meter, self.rows, self._under_way = Meter(name, self.weights, self.caches), [], None
         self.tokens = np.random.default_rng(SEED).integers(0, self.reference.n_vocab, n_ctx)
 
     def __enter__(self):
@@ -99,10 +102,12 @@ class Bench:
 
         def ours():
             self._truncate(0)
+            self.meter.begin(n)
             rows = self.weights.prefill_with(self.caches, tokens, Outputs.LAST)
             return list(self.weights.logits_rows(rows))
 
         def theirs():
+            self.meter.end("reference")
             self.reference.forget(0)
             return list(self.reference.decode(tokens, watch=()).logits)
 
@@ -115,13 +120,24 @@ class Bench:
 
         def ours():
             self._truncate(cells)
-            return [self.weights.logits(self.weights.decode(self.caches, int(t))) for t in forced]
+            self.meter.go_on()
+            return [self._decoded(t) for t in forced]
 
         def theirs():
+            self.meter.end("reference")
             self.reference.forget(cells)
             return [self.reference.decode([t], watch=()).logits[0] for t in forced]
 
         return self._row("decode", cells, tokens, ours, theirs, tried or self.tried)
+
+    def _decoded(self, token):
+        logits = self.weights.logits(self.weights.decode(self.caches, int(token)))
+        self.meter.token()
+        return logits
+
+    def snapshot(self) -> Snapshot:
+        """What is measured now, and the rows so far; for any thread."""
+        return replace(self.meter.snapshot(), answer=short_table(self.rows, self._under_way))
 
     def _reach(self, cells):
         """Bring both caches to the first `cells` tokens, keeping what they have of them, in the same calls on both."""
@@ -141,7 +157,8 @@ class Bench:
         for threads in tried:
             self.reference.set_threads(threads)
             self.weights.llama_threads = threads
-            rates, own, same = self._alternate(tokens, ours, theirs)
+            self._under_way = (work, n, own_so_far := [], theirs_so_far := [])
+            rates, own, same = self._alternate(tokens, ours, theirs, own_so_far, theirs_so_far)
             mine += own
             equal &= same
             best = max(best, (statistics.median(rates), threads, rates))
@@ -150,7 +167,9 @@ class Bench:
         if work == "decode":
             gb_s = median * self.weights.map.nbytes / 1e9
         ratio, share = median / best[0], 1e9 * gb_s / self.floor
-        return Row(self.name, work, n, median, best[0], best[1], ratio, spread, equal, gb_s, share, self._budget(ours))
+        row = Row(self.name, work, n, median, best[0], best[1], ratio, spread, equal, gb_s, share, self._budget(ours))
+        self.rows, self._under_way = [*self.rows, row], None
+        return row
 
     def _budget(self, ours):
         """Shares of our time by kind of work, largest first, from one more run."""
@@ -162,10 +181,13 @@ class Bench:
         shares["python"] = 1 - sum(shares.values())
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
-    def _alternate(self, tokens, ours, theirs):
-        """Rates of the reference (collapsed runs left out) and ours, and whether all logits were equal."""
+    def _alternate(self, tokens, ours, theirs, our_rates, theirs_rates):
+        """Rates of the reference (collapsed runs left out) and ours, and whether all logits were equal.
+
+        our_rates, theirs_rates: lists that are filled as the runs end.
+        """
         ours()  # kernels compiled, pages mapped
-        theirs_rates, our_rates, equal = [], [], True
+        equal = True
         for attempt in range(self.rounds + TRIES):
             theirs_rate, want = _timed(tokens, theirs)
             our_rate, got = _timed(tokens, ours)
@@ -198,6 +220,19 @@ def table(rows: list[Row]) -> str:
             f"{row.model:<20} {row.work:<8} {row.n:>5} {row.ours:>9.2f} {row.reference:>7.2f}/{row.reference_threads}t "
             f"{row.ratio:>6.2f} {row.spread:>6.0%} {memory}  {'equal' if row.bits_equal else 'DIFFERENT':<9}  {budget}"
         )
+    return "\n".join(lines)
+
+
+def short_table(rows: list[Row], under_way=None) -> str:
+    """The rows in few columns; `under_way` is (work, n, our rates, the reference's) of one that is not complete."""
+    lines = [f"{'work':<8} {'n':>5} {'bankml':>9} {'reference':>10} {'ratio':>6}  bits"]
+    for row in rows:
+        bits = "equal" if row.bits_equal else "DIFFERENT"
+        lines.append(f"{row.work:<8} {row.n:>5} {row.ours:>9.2f} {row.reference:>10.2f} {row.ratio:>6.2f}  {bits}")
+    if under_way is not None:
+        work, n, *both = under_way
+        ours, theirs = (f"{statistics.median(rates):.2f}" if rates else "" for rates in both)
+        lines.append(f"{work:<8} {n:>5} {ours:>9} {theirs:>10} {'':>6}  run {len(both[0]) + 1}")
     return "\n".join(lines)
 
 

@@ -37,9 +37,9 @@ class _Request:
     total: int
     max_tokens: int | None
     begun: float
-    stale: float
     cached: int | None = None
     first_token_at: float | None = None
+    ended_at: float | None = None
     tokens: int = 0
 
 
@@ -67,7 +67,9 @@ class Meter:
     def begin(self, total: int, max_tokens: int | None = None):
         """A prompt of `total` tokens, which go to the first cells; this thread computes."""
         self._caller = threading.get_native_id()
-        self._request = _Request(total, max_tokens, time.monotonic(), getattr(self.weights, "reached", 0.0))
+        if hasattr(self.weights, "reached"):
+            self.weights.reached = 0.0  # what it tells from now on is of this prompt
+        self._request = _Request(total, max_tokens, time.monotonic())
         self.state, self._phase = PROMPT, self._phase + 1
 
     def took_over(self, cached: int):
@@ -82,9 +84,18 @@ class Meter:
         yield
         self.spent[kind] = self.spent.get(kind, 0.0) + time.perf_counter() - begun
 
+    def go_on(self):
+        """Tokens will come without a prompt; this thread computes."""
+        self._caller, self._request = threading.get_native_id(), None
+        self.rates.start(time.monotonic())
+        self.state, self._phase = DECODE, self._phase + 1
+
     def token(self):
         """One more token is there."""
         now, request = time.monotonic(), self._request
+        if request is None:
+            self.rates.add(now)
+            return
         request.tokens += 1
         if request.first_token_at is None:
             request.first_token_at = now
@@ -93,9 +104,11 @@ class Meter:
         else:
             self.rates.add(now)
 
-    def end(self):
+    def end(self, state: str = IDLE):
         """The answer is complete, or broken off."""
-        self.state, self._phase = IDLE, self._phase + 1
+        if self._request is not None:
+            self._request.ended_at = time.monotonic()
+        self.state, self._phase = state, self._phase + 1
 
     # -- told to those who look ----------------------------------------------------------------------------------------
 
@@ -131,13 +144,10 @@ class Meter:
         request = self._request
         if request is None:
             return None
-        cached, until = request.cached or 0, request.first_token_at
-        reached, done = getattr(self.weights, "reached", None), float(request.total)
-        if until is None:
-            if reached is None:
-                return Prompt(request.total, float(cached), request.cached)
-            computed = cached if reached == request.stale else reached
-            done = min(max(computed, float(cached)), done)
+        cached, until = request.cached or 0, request.first_token_at or request.ended_at
+        done = float(request.total)
+        if request.first_token_at is None:
+            done = min(max(getattr(self.weights, "reached", 0.0), float(cached)), done)
         took = (until or now) - request.begun
         rate = (done - cached) / took if took > 0 and done > cached else None
         left = (request.total - done) / rate if rate and until is None else None

@@ -2,9 +2,11 @@
 
 import json
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 from bankml.cli import flags
+from bankml.cli.signals import Interrupts
 from bankml.errors import Refused, UsageError
 
 
@@ -35,6 +37,7 @@ def arguments(parser):
     parser.add_argument("--reference-threads", metavar="N,..", default="2,1", help="tried, the best counts (2,1)")
     parser.add_argument("--variant", default="haswell", help="build of the reference's CPU library (haswell)")
     flags.cache_type(parser)
+    flags.live(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -49,7 +52,16 @@ def _numbers(text, flag, most=1 << 20):
 
 
 def run(args) -> int:
-    """Measure, print, and fail if any bit differed."""
+    """Measure, print, and fail if any bit differed; 130 (143) after Ctrl-C (SIGTERM)."""
+    with Interrupts() as interrupts:
+        try:
+            return _measure(args)
+        except KeyboardInterrupt:
+            interrupts.ignore()
+            return interrupts.exit_code
+
+
+def _measure(args) -> int:
     from bankml import benchmark
     from bankml.guard import guard
     from bankml.kv_cache import KvType
@@ -63,7 +75,6 @@ def run(args) -> int:
         raise UsageError("give either --model or --shape")
     with tempfile.TemporaryDirectory(prefix="bankml-bench-") as folder:
         name, path = _model(args, Path(folder))
-        rows = []
         context = guard(path, template=False).check().plan.shape.n_ctx_train
         if max(prompts + cells) > context:
             raise UsageError(f"{max(prompts + cells)} tokens do not fit the model's context of {context}")
@@ -78,16 +89,27 @@ def run(args) -> int:
             rounds=args.rounds,
             kind=kind,
         ) as bench:
-            for n in prompts:
-                benchmark.say(f"{name}: prompt of {n}")
-                rows.append(bench.prompt(n))
-            for n in cells:
-                benchmark.say(f"{name}: decode after {n}")
-                rows.append(bench.decode(n))
+            with _view(args, bench):
+                for n in prompts:
+                    benchmark.say(f"{name}: prompt of {n}")
+                    bench.prompt(n)
+                for n in cells:
+                    benchmark.say(f"{name}: decode after {n}")
+                    bench.decode(n)
+            rows = bench.rows
     print(json.dumps(benchmark.as_json(rows)) if args.json else benchmark.table(rows))
     if not all(row.bits_equal for row in rows):
         raise Refused(f"{name}: the logits differ from the reference's")
     return 0
+
+
+def _view(args, bench):
+    """The live view, where it is asked for."""
+    if not args.live:
+        return nullcontext()
+    from bankml.dashboard import Live
+
+    return Live(bench.snapshot, "results, in tokens/s")
 
 
 def _model(args, folder):

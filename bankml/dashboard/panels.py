@@ -9,6 +9,7 @@ STATES = {
     PROMPT: ("reading the prompt", BUSY),
     DECODE: ("decoding", GOOD),
     IDLE: ("idle", FAINT),
+    "reference": ("running the reference", ACCENT),
 }
 # Kinds of work by the names of the reference's graph, as people know them.
 WORK = {
