@@ -310,6 +310,57 @@ def _attention_case(kernel, data, tokens, cells, ratio, size, threads):
     return Case("attention", f"{kernel}-{data}-{tokens}of{cells}-gqa{ratio}-{size}-t{threads}", build)
 
 
+def fwht_cases() -> Iterator[Case]:
+    """Walsh-Hadamard transforms: `x` (rows, width) in blocks of `n`."""
+    for data in DATA:
+        for n in (64, 128, 256, 512):
+            yield Case("fwht", f"{data}-{n}", lambda s, d=data, n=n: {"x": s.values(d, 5, 3 * n), "n": n})
+
+
+_ROTATIONS = {32: (0, 0), 64: (64, 64), 96: (0, 0), 128: (128, 64), 192: (64, 64), 256: (256, 64)}  # head size -> K, V
+
+
+def rotated_attention_cases() -> Iterator[Case]:
+    """Attention over q8_0 cells: `q` (tokens, heads, size), `k`, `v` bytes (cells, kv heads, ..), the rotations."""
+    for ratio in range(1, 9):
+        for size in (64, 128):
+            for tokens, cells in (
+                (1, 1 + 61 * ratio),
+                (3, 255 + ratio),
+                *([(66, 520), (1, 1100)] if ratio < 4 else []),
+            ):
+                yield _rotated_attention_case("random", tokens, cells, ratio, size)
+    for size in (32, 96, 192, 256):
+        for tokens, cells, ratio in ((1, 1, 1), (2, 64, 2), (1, 65, 1), (5, 700, 3)):
+            yield _rotated_attention_case("random", tokens, cells, ratio, size)
+    for data in ("peaked", "wide", "denormal", "zero", "minus128"):
+        for tokens, cells, ratio, size in ((1, 300, 2, 64), (4, 130, 1, 128), (2, 129, 3, 32)):
+            yield _rotated_attention_case(data, tokens, cells, ratio, size)
+
+
+def _rotated_attention_case(data, tokens, cells, ratio, size):
+    def build(source):
+        gain = np.float32(6 if data == "peaked" else 1)
+        cached = [_q8_0_cells(source, data, cells, size) for _ in "kv"]
+        q = source.bell(tokens, 2 * ratio, size) * gain
+        return {"q": q, "k": cached[0], "v": cached[1], "rot_k": _ROTATIONS[size][0], "rot_v": _ROTATIONS[size][1]}
+
+    return Case("rotated_attention", f"q8_0-{data}-{tokens}of{cells}-gqa{ratio}-{size}", build)
+
+
+def _q8_0_cells(source, data, cells, size):
+    """uint8 (cells, 2 KV heads, bytes); scales near 1/64, so that values are near 1."""
+    if data == "minus128":
+        rows = source.minus_128(2 * cells, size)
+    else:
+        rows = source.weights("q8_0", "random" if data == "peaked" else data, 2 * cells, size)
+    blocks = rows.reshape(2 * cells, -1, 34)
+    if data in ("random", "peaked"):
+        d = source.scales("random", 2 * cells, size // 32) / np.float16(4)
+        blocks[..., :2] = d[..., None].view(np.uint8)
+    return blocks.reshape(cells, 2, -1)
+
+
 def all_cases() -> Iterator[Case]:
     """Every kernel and operation case."""
     yield from quantize_cases()
@@ -324,3 +375,5 @@ def all_cases() -> Iterator[Case]:
     yield from swiglu_cases()
     for kernel in _ATTENTION:
         yield from attention_cases(kernel)
+    yield from fwht_cases()
+    yield from rotated_attention_cases()

@@ -29,6 +29,11 @@ def test_an_equal_model_passes(path, capsys):
     ]
 
 
+def test_a_q8_0_cache(path, capsys):
+    assert main(["oracle", "check", str(path), "--cache-type", "q8_0", "--decode", "2"]) == 0
+    assert capsys.readouterr().out.endswith("every row has the reference's bits\n")
+
+
 def test_the_split_attention_follows_the_references_threads(path, monkeypatch):
     monkeypatch.setenv("BANKML_LLAMA_THREADS", "2")
     assert main(["oracle", "check", str(path), "--tokens", "520", "--decode", "1"]) == 0
@@ -37,8 +42,8 @@ def test_the_split_attention_follows_the_references_threads(path, monkeypatch):
 def test_one_wrong_bit_is_named_and_exits_2(path, capsys, monkeypatch):
     stages = oracle.engine_stages
 
-    def spoiled(*arguments):
-        for name, rows in stages(*arguments):
+    def spoiled(*arguments, **options):
+        for name, rows in stages(*arguments, **options):
             changed = rows.copy()
             changed.view(np.uint32)[-1, 5] ^= name == "l_out-1"
             yield name, changed

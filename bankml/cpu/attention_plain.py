@@ -1,12 +1,15 @@
-"""The plain twins of the three attention kernels: one row of one head, in scalar order. For tests only.
+"""The plain twins of the attention kernels: one row of one head, in scalar order. For tests only.
 
 q is float32 (size,); k and v are half bits (cells, size), the cells that the row sees; all return float32 (size,).
 """
 
 import numpy as np
 
+from bankml.cpu.dot_q8_0 import dot_q8_0_q8_0_plain, stored_blocks
 from bankml.cpu.f16 import dot_f16_plain
+from bankml.cpu.fwht import fwht_plain
 from bankml.cpu.plain import fma32, half, libm, sum8
+from bankml.cpu.quantize import BLOCK, STORED, quantize_q8_0_plain
 from bankml.cpu.swiglu import v_expf_plain
 
 TILE = 64
@@ -55,6 +58,34 @@ def attention_split_plain(q, k, v, padded, chunks):
         total = np.array([fma32(t, before, p * after) for t, p in zip(total, part, strict=True)])
         weight_sum, maximum = fma32(weight_sum, before, part_sum * after), new
     return total * (np.float32(1) / weight_sum)
+
+
+def attention_q8_0_plain(q, k, v, rot_k, rot_v):
+    """Cell after cell over q8_0 bytes (cells, size / 32 * 34); the rotations' block sizes, 0 for none."""
+    query = _rotated(q, rot_k)
+    quants, scales = quantize_q8_0_plain(query)
+    blocks = np.empty((len(scales), STORED), np.uint8)
+    blocks[:, :2] = scales.astype("<f2")[:, None].view(np.uint8)
+    blocks[:, 2:] = quants.reshape(-1, BLOCK).view(np.uint8)
+    query = blocks.reshape(-1)
+    maximum, weight_sum, total = MINUS_INFINITY, ZERO, np.zeros(len(q), np.float32)
+    for key, value in zip(k, v, strict=True):
+        score = dot_q8_0_q8_0_plain(key, query) * _scale(len(q))
+        shrink = weight = np.float32(1)
+        if score > maximum:
+            shrink, maximum = libm("expf", maximum - score), score
+            total = total * shrink
+        else:
+            weight = libm("expf", score - maximum)
+        d, values = stored_blocks(value)
+        widened = (values.astype(np.float32) * d[:, None]).reshape(-1)
+        total = np.array([fma32(x, weight, t) for x, t in zip(widened, total, strict=True)])
+        weight_sum = weight_sum * shrink + weight
+    return _rotated(total * (np.float32(1) / weight_sum), rot_v)
+
+
+def _rotated(x, n):
+    return np.concatenate([fwht_plain(block) for block in x.reshape(-1, n)]) if n else x
 
 
 def attention_tiled_plain(q, k, v):

@@ -24,6 +24,8 @@ from bankml.errors import UsageError
 F32, F16, Q8_0, I32, I64, Q1_0, Q2_0 = 0, 1, 8, 26, 27, 41, 42
 # enum ggml_prec: GGML_PREC_F32
 PREC_F32 = 10
+# enum ggml_op_hint: GGML_HINT_SRC0_IS_HADAMARD
+HINT_HADAMARD = 1
 # #define GGML_ROPE_TYPE_NORMAL 0, GGML_ROPE_TYPE_NEOX 2
 ROPE_NORM, ROPE_NEOX = 0, 2
 
@@ -226,6 +228,8 @@ FUNCTIONS = {
         #     struct ggml_tensor * k, struct ggml_tensor * v, struct ggml_tensor * mask, float scale, float max_bias,
         #     float logit_softcap);
         "ggml_flash_attn_ext": (TENSOR, c_void_p, TENSOR, TENSOR, TENSOR, TENSOR, c_float, c_float, c_float),
+        # void ggml_mul_mat_set_hint(struct ggml_tensor * a, enum ggml_op_hint hint);
+        "ggml_mul_mat_set_hint": (None, TENSOR, c_int),
         # bool ggml_prec_set_acc(struct ggml_tensor * a, enum ggml_prec prec);
         "ggml_prec_set_acc": (c_bool, TENSOR, c_int),
         # struct ggml_cgraph * ggml_new_graph(struct ggml_context * ctx);

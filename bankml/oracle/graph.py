@@ -200,3 +200,25 @@ def _cache_leaf(graph, side, kind, size):
     cells = np.concatenate([side, fill])
     tensor = graph.leaf(cells, kind, size)
     return graph.permute(tensor, 0, 2, 1, 3)
+
+
+def fwht(x: np.ndarray, n: int) -> np.ndarray:
+    """The Walsh-Hadamard transform of each n values of x, float32: the product that a hint turns into one.
+
+    The matrix is not looked at then, so it is left empty.
+    """
+    with Graph() as graph:
+        rows = graph.leaf(np.asarray(x, np.float32).reshape(-1, n))
+        product = graph.operation("mul_mat", graph.leaf(np.zeros((n, n), np.float32)), rows)
+        graph.api.ggml_mul_mat_set_hint(product, bindings.HINT_HADAMARD)
+        return graph.run(product, 1).reshape(x.shape)
+
+
+def rotated_attention(q, k, v, *, rot_k: int, rot_v: int, threads: int = 1) -> np.ndarray:
+    """`attention` over q8_0 cells that hold rotated K and V: Q is rotated before and the result after, as in the graph.
+
+    rot_k, rot_v: values in a block of the rotations, 0 for none.
+    """
+    q = fwht(q, rot_k) if rot_k else q
+    out = attention(q, k, v, kind="q8_0", threads=threads)
+    return fwht(out, rot_v) if rot_v else out
