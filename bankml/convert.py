@@ -2,9 +2,7 @@
 `allow_requantize`, byte for byte, keys and order of tensors too.
 """
 
-import os
 import re
-import secrets
 import shutil
 import signal
 import struct
@@ -17,6 +15,7 @@ import numpy as np
 
 from bankml import blocks, progress
 from bankml.errors import BankmlError, NeedMore, Refused, UsageError, naming
+from bankml.files import appearing
 from bankml.gguf import Header, Tensor, check_spans, read_header
 from bankml.gguf_values import SCALARS, STRING, printable
 from bankml.plan import Arch
@@ -65,7 +64,7 @@ def convert(source, target, kind, label=None) -> tuple[int, int]:
     with (
         ending_cleanly(),
         ExitStack() as sources,
-        _appearing(target) as file,
+        appearing(target) as file,
         progress.bar(label or f"converting to {kind}", size) as bar,
     ):
         parts = [sources.enter_context(open(path, "rb")) for path in header.paths]
@@ -116,25 +115,6 @@ def ending_cleanly():
     finally:
         for each in ours:
             signal.signal(each, signal.SIG_DFL)
-
-
-@contextmanager
-def _appearing(target):
-    """A new file, written under a temporary name beside `target`, that takes its name once all is well and on disk."""
-    part = target.parent / f".bankml-{os.getpid()}-{secrets.token_hex(4)}.part"
-    try:
-        try:
-            file = open(part, "xb")  # noqa: SIM115 - so that what fails within is not taken for this
-        except OSError as error:
-            raise UsageError(f"{target.parent}: cannot write there ({error.strerror})") from None
-        with naming(target), file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, target)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
 
 
 def _outputs(header: Header, wanted) -> list[Output]:

@@ -9,12 +9,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from bankml import slot_file
 from bankml.errors import UsageError
 from bankml.exact import exact_prefix
+from bankml.files import sha256
 from bankml.forward import N_UBATCH, Weights
 from bankml.generation import Generation, Step
 from bankml.kv_cache import KvType, padded
@@ -24,6 +27,7 @@ from bankml.prompt_cache import PromptCache, common, gives_up, limit_from_enviro
 from bankml.prompts import Prompt, Prompts
 from bankml.sampler import Sampler
 from bankml.slot import Slot
+from bankml.slot_file import Stored
 from bankml.snapshot import Snapshot
 
 __all__ = ["Engine", "Generation", "Step"]
@@ -78,7 +82,7 @@ class Engine:
     def generate(
         self, prompt: Prompt, params: Params | None = None, *, max_tokens=None, stop=(), reuse="prefix", **template
     ) -> Generation:
-        """An answer to a text, to tokens, or to a list of messages, as an iterator of steps that runs as it is iterated.
+        """An answer to a text, to tokens, or to a list of messages: an iterator of steps, which runs as it is iterated.
 
         params: default `self.params`. max_tokens: None or below 0 means until the context is full. stop: a text, or
         several, before which the answer ends. reuse: "prefix" takes over the longest beginning the slot has, as
@@ -92,6 +96,31 @@ class Engine:
         sampler = Sampler(self.params if params is None else params, self.tokenizer)
         sampler.begin(tokens)
         return Generation(self, tokens, sampler, max_tokens=max_tokens, stop=stop, reuse=reuse)
+
+    def save(self, path) -> Stored:
+        """Store the slot in a file, which appears whole or not at all; `restore` goes on from it, in any process."""
+        with self._turn():
+            self.slot.settle()
+            return slot_file.write(path, self.slot, self.model_sha256)
+
+    def restore(self, path) -> Stored:
+        """Hold what a file holds. Raises UsageError or Refused, and the slot stays as it is, where it does not fit."""
+        with self._turn():
+            state, stored = slot_file.read(path, self.slot, self.model_sha256, self.n_ctx, self.tokenizer.n_vocab)
+            self.slot.load(state)
+            return stored
+
+    def erase(self) -> int:
+        """Forget what the slot holds; how many tokens that was."""
+        with self._turn():
+            held = len(self.slot)
+            self.slot.keep(0)
+            return held
+
+    @cached_property
+    def model_sha256(self) -> str:
+        """The SHA-256 of the model's file, or of all its parts one after the other."""
+        return sha256(self.header.paths)
 
     def snapshot(self) -> Snapshot:
         """What is measured of the engine now; for any thread, at any time."""
@@ -111,9 +140,7 @@ class Engine:
                 if generation.cancelled:
                     generation.finish_reason = "cancelled"
                     return
-                logits = self.weights.logits(result_norm)
-                with self.meter.spending("sampling"):
-                    token = generation.sampler.sample(logits)
+                token = self._draw(generation, self.weights.logits(result_norm))
                 generation.completion_tokens += 1
                 if generation.first_token_at is None:
                     generation.first_token_at = time.monotonic()
@@ -128,6 +155,14 @@ class Engine:
                     return
                 if not generation.cancelled:
                     result_norm = self.slot.decode(token)
+
+    def _draw(self, generation, logits) -> int:
+        """The next token, its probabilities noted where they are asked for."""
+        with self.meter.spending("sampling"):
+            token = generation.sampler.sample(logits)
+            if generation.sampler.params.n_probs > 0:
+                generation.probs.append(generation.sampler.probs(logits))
+        return token
 
     def _prefill(self, generation) -> np.ndarray | None:
         """Compute what the slot lacks of the prompt; result_norm of its last token, None where it was cancelled."""

@@ -7,6 +7,8 @@ took the path of an uncached run, behind others that did, holds the bits of an u
 
 from itertools import takewhile
 
+import numpy as np
+
 from bankml.blocks import F16
 
 KERNELS = ("reference", "tiled", "split")
@@ -35,3 +37,8 @@ def exact_prefix(same: int, paths, total: int, n_ubatch: int, path) -> int:
                 kept -= 1
             return kept
     return 0
+
+
+def without_split(paths: np.ndarray) -> np.ndarray:
+    """The paths, uint8 (n,), of cells from a process that matched another thread count: its splits are not ours."""
+    return np.where(paths % ONE_COLUMN == KERNELS.index("split"), np.uint8(UNKNOWN), paths)

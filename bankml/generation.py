@@ -5,22 +5,28 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
+from bankml.sampler_chain import TokenProbs
 from bankml.text_stream import TextStream
 
 
 @dataclass(frozen=True)
 class Step:
-    """`token` is what was generated (None for text that was held back to the end), `text` what became ready to show."""
+    """`token` is what was generated (None for text that was held back to the end), `text` what became ready to show.
+
+    probs: the token's log-probability and the likeliest tokens', where `Params.n_probs` asks for them.
+    """
 
     token: int | None
     text: str
+    probs: TokenProbs | None = None
 
 
 class Generation(Iterator[Step]):
     """An answer: iterate to run it. What is there so far can be read at any time, from any thread.
 
     prompt, tokens: the prompt's, and the answer's without its end token. cached: prompt tokens that were not computed
-    again, None before it is known. finish_reason: "stop" (an end token or a stop string), "length", "cancelled", or None
+    again, None before it is known. probs: what `Params.n_probs` asks for, of every token with the end token, as
+    llama-server lists them. finish_reason: "stop" (an end token or a stop string), "length", "cancelled", or None
     while it runs and where an exception ended it. Times are by `time.monotonic`.
     """
 
@@ -29,6 +35,7 @@ class Generation(Iterator[Step]):
         self.max_tokens = max_tokens if max_tokens is None or max_tokens >= 0 else None
         self.stop, self.reuse = (stop,) if isinstance(stop, str) else tuple(stop or ()), reuse
         self.tokens: list[int] = []
+        self.probs: list[TokenProbs] = []
         self.cached: int | None = None
         self.completion_tokens = 0  # as llama-server counts them: with the end token
         self.finish_reason: str | None = None
@@ -92,7 +99,7 @@ class Generation(Iterator[Step]):
                     text = stream.push(piece(token))
                     if stream.stopped:
                         self.finish_reason = "stop"
-                    yield Step(token, text)
+                    yield Step(token, text, self.probs[-1] if self.probs else None)
                     if stream.stopped:
                         return
             if rest := stream.finish():

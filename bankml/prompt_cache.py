@@ -45,7 +45,7 @@ def state_bytes(cells: int, caches: Sequence) -> int:
 
 
 def gives_up(held: np.ndarray, prompt: np.ndarray) -> bool:
-    """Whether so little of what a slot holds goes on in the new prompt that it is put aside, and a better one sought."""
+    """Whether so little of what a slot holds goes on in the prompt that it is put aside, and a better one sought."""
     similar = _share(common(held, prompt), len(prompt)) if len(held) else np.float32(0)
     if not similar > SIMILAR:
         return True
@@ -93,7 +93,7 @@ class PromptCache:
             self.trim()
 
     def take(self, prompt: np.ndarray, held: np.ndarray) -> State | None:
-        """The entry that goes on in `prompt` for longer, and wastes less, than what the slot holds; it leaves the cache."""
+        """The entry, taken out, that goes on in `prompt` for longer than what the slot holds, and wastes less."""
         same = common(held, prompt)
         keep = _share(same, len(held)) if len(held) else np.float32(-1)
         similar, best = _share(same, len(prompt)), None

@@ -9,7 +9,7 @@ from bankml.forward import Outputs
 
 @dataclass(frozen=True)
 class State:
-    """A copy of a slot: `tokens` int32 (n,), `paths` uint8 (n,) of exact.py, K and V of each layer, uint8 (n, bytes)."""
+    """A copy of a slot: `tokens` int32 (n,), `paths` uint8 (n,) of exact.py, each layer's K and V, uint8 (n, bytes)."""
 
     tokens: np.ndarray
     paths: np.ndarray
@@ -42,7 +42,7 @@ class Slot:
         self.settle()
 
     def prefill(self, tokens, last: bool):
-        """One micro-batch behind what is there: result_norm of its last token, float32 (n_embd,), if it is the `last`."""
+        """One micro-batch behind what is there; of the `last`, result_norm of its last token, float32 (n_embd,)."""
         outputs = Outputs.LAST if last else Outputs.NONE
         self._append(tokens)
         rows = self.weights.prefill_with(self.caches, tokens, outputs, n_ubatch=len(tokens))

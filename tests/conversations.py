@@ -48,9 +48,11 @@ class Setting:
     n_ctx: int = 2048
     cache_ram: int | None = None
     interleaved: bool = False
+    most: int | None = None  # tokens of an answer, in the place of the talks' own
 
     def __str__(self):
         ram = "" if self.cache_ram is None else f"-ram-{self.cache_ram}"
+        ram += "" if self.most is None else f"-most-{self.most}"
         return f"{self.model}-{self.kind}-{self.n_ctx}{ram}-{'interleaved' if self.interleaved else 'alone'}"
 
     def order(self) -> list[int]:
@@ -68,7 +70,8 @@ SETTINGS = (
     ),
     Setting("tiny", cache_ram=1, interleaved=True),  # mebibytes; the copies of the three do not fit
     Setting("tiny", cache_ram=0, interleaved=True),
-    Setting("tiny", n_ctx=512),  # the answers and the prompts of the third reach its end
+    Setting("tiny", n_ctx=512),  # the prompts of the third talk are too long
+    Setting("tiny", n_ctx=256, most=200),  # answers reach the end of the context
 )
 
 

@@ -34,10 +34,10 @@ def model(tmp_path_factory):
     return path
 
 
-def turn(engine, messages, talk) -> dict:
+def turn(engine, messages, talk, most) -> dict:
     """One answer, as the recording tells of it."""
     try:
-        generation = engine.generate(messages, Params(**talk.sampling), max_tokens=talk.most)
+        generation = engine.generate(messages, Params(**talk.sampling), max_tokens=most)
     except UsageError:
         return {"error": "exceed_context_size_error"}
     return {
@@ -62,7 +62,7 @@ def test_every_turn_is_the_servers(setting, model, monkeypatch):
         for i in setting.order():
             talk = conversations.TALKS[i]
             messages[i].append({"role": "user", "content": talk.says[done[i]]})
-            got = turn(engine, messages[i], talk)
+            got = turn(engine, messages[i], talk, setting.most or talk.most)
             assert got == want[i][done[i]], (i, done[i])
             messages[i].append({"role": "assistant", "content": got.get("text", "")})
             done[i] += 1

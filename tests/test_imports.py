@@ -20,6 +20,7 @@ LAYERS = [
         "gguf_values",
         "params",
         "environment",
+        "files",
         "progress",
         "rates",
         "snapshot",
@@ -54,7 +55,7 @@ LAYERS = [
         "cards",
         "forward",
     },
-    {"meter", "slot", "prompt_cache", "engine", "generation", "benchmark"},
+    {"meter", "slot", "slot_file", "prompt_cache", "engine", "generation", "benchmark"},
     {"serve", "dashboard"},
     {"cli"},
 ]
