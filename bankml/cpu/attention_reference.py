@@ -1,24 +1,29 @@
 """The reference attention kernel: a row's cells one after the other, an online softmax, V summed in half precision.
 
-Scores of a block of cells come first, for all heads that share the cells; then each head's weights, in order; then V.
 The order of every head's float operations is the reference's, `flash_attn_ext_f16_one_chunk`:
 score = dot(K, Q as halves) * scale; on a new maximum the sums are scaled by expf(old - new), else the cell's weight is
 expf(score - maximum); the accumulator is rounded to a half at every step.
+
+Scores of a block of cells come first, for all heads that share the cells, then the weights, then V for two heads at a
+time: a cell's values are widened once for both. Cells with a new maximum cut the block: the sums are scaled there
+before it goes on. KV heads that lie side by side are taken in turn, block by block, and all the while the next block is
+asked for in the order of its addresses: memory must never rest, and is much slower where it is read here and there.
 """
 
 import numpy as np
 
 from bankml.cpu.compile import inner, step
-from bankml.cpu.exponential import expf
-from bankml.cpu.floats import arguments, f32_to_bits, load_f32, store_f32
+from bankml.cpu.floats import arguments, f32_to_bits, load_f32, store_f32, store_i64
 from bankml.cpu.level import level
+from bankml.cpu.online_softmax import RUN, STATE, first_set, start_state, weigh
 from bankml.cpu.pool import next_item
-from bankml.cpu.simd import f32, i16, i32, vec, vector
+from bankml.cpu.simd import CACHE_LINE, f32, i16, i32, i64, vec, vector
 
 LANES = 16 if level() == "avx512" else 8
 CELLS, HEADS = (4, 2) if level() == "avx512" else (2, 1)  # cells and heads whose scores are computed together
-BLOCK = 64  # cells whose scores are kept at a time
-AHEAD = 16  # keys are asked for so many cells before they are needed, values when their keys are read
+PAIR = 1 if level() == "generic" else 2  # heads whose values are added together
+SLAB = {"avx512": 8, "avx2": 4, "generic": 8}[level()]  # vectors of a head that are summed in registers, for PAIR heads
+BLOCK = 32  # cells whose scores are kept at a time, RUN at most: with the next ones they fit the first cache
 STEP = 32  # values of a head in one step of the dot product
 
 
@@ -53,27 +58,36 @@ def _emit_lane_sums(b, vectors):
     return add_pairs(add_pairs(joined[0]))
 
 
+def _emit_asked(b, ahead, number):
+    """Pointer to the piece of that number of what is to be read next. ahead: address of three int64, which are
+    the address of the first piece, how many of them lie side by side, and from each such row to the next."""
+    first, pieces, stride, size = (b.load(b.pointer(ahead, 8 * i), i64, 8) for i in range(4))
+    row = b.ir.udiv(number, pieces)
+    within = b.ir.sub(number, b.ir.mul(row, pieces))
+    return b.pointer(b.add(b.add(first, b.mul(row, stride)), b.mul(within, size)))
+
+
 def _make_scores(name, heads):
     """An intrinsic: the scaled scores of CELLS cells (the last one again where fewer remain) for `heads` heads.
 
-    k: first cell; q: float32 (heads, 32 * steps), half-precision values; out: float32, a head every `out_stride` bytes.
+    k: first cell; q: float32 (heads, 32 * steps), half-precision values; out: float32, RUN of them per head; ahead and
+    number: see `_emit_asked`.
     """
     parts = STEP // LANES
 
-    def scores(b, k, stride, remaining, q, steps, out, out_stride, scale, from_k_to_v):
+    def scores(b, k, stride, remaining, q, steps, out, scale, ahead, number):
         last = b.ir.sub(remaining, b.int(1))
         cells = []
         for cell in range(CELLS):
             within = b.ir.icmp_signed("<", last, b.int(cell))
             cells.append(b.pointer(b.add(k, b.mul(stride, b.ir.select(within, last, b.int(cell))))))
-        coming = [b.pointer(b.add(k, b.mul(stride, AHEAD + cell))) for cell in range(CELLS)]
+        asked = [_emit_asked(b, ahead, b.add(number, cell)) for cell in range(CELLS)]
         queries = [b.pointer(b.add(q, b.mul(steps, 4 * STEP * head))) for head in range(heads)]
 
         def one(i, sums):
             sums = list(sums)
             for cell in range(CELLS):
-                b.prefetch(b.at(coming[cell], b.mul(i, 2 * STEP)))
-                b.prefetch(b.at(cells[cell], b.add(b.mul(i, 2 * STEP), from_k_to_v)))
+                b.prefetch(b.at(asked[cell], b.mul(i, 2 * STEP)), near=False)
             for part in range(parts):
                 q_at = b.add(b.mul(i, 4 * STEP), 4 * LANES * part)
                 k_at = b.add(b.mul(i, 2 * STEP), 2 * LANES * part)
@@ -90,7 +104,7 @@ def _make_scores(name, heads):
             starts = [(head * CELLS + cell) * parts for cell in range(CELLS)]
             dots = _emit_lane_sums(b, [_emit_dot_sum(b, sums[at : at + parts]) for at in starts])
             factor = b.broadcast(b.cast(b.ir.trunc(scale, i32), f32), CELLS)
-            b.store(b.ir.fmul(dots, factor), b.pointer(out, b.mul(out_stride, head)))
+            b.store(b.ir.fmul(dots, factor), b.pointer(out, 4 * RUN * head))
 
     scores.__name__ = name
     return vector(scores)
@@ -100,32 +114,52 @@ _scores_of_one = _make_scores("scores_of_one", 1)
 _scores_of_more = _make_scores("scores_of_more", HEADS)
 
 
-def _make_values(name, width):
-    """An intrinsic: total = half(v * weight + total) over `count` cells, for `width` vectors of a head."""
+def _make_values(name, heads, width):
+    """An intrinsic: totals = half(v * weight + totals), sums += weight over `count` cells, `width` vectors of `heads`.
 
-    def values(b, v, stride, weights, count, total):
-        at = [b.pointer(total, 4 * LANES * j) for j in range(width)]
+    v: the first cell; weights: float32, RUN per head; totals: float32, heads `total_stride` apart; states: STATE bytes
+    per head, the sum of weights read from its second place and written into its third; ahead and number: see
+    `_emit_asked`.
+    """
 
-        def one(i, sums):
-            weight = b.broadcast(b.load(b.pointer(weights, b.mul(i, 4)), f32), LANES)
-            cell = b.pointer(v, b.mul(i, stride))
-            out = []
-            for j, so_far in enumerate(sums):
-                value = b.half_to_f32(b.load(b.at(cell, 2 * LANES * j), vec(i16, LANES)))
-                out.append(emit_round_half(b, b.fma(value, weight, so_far)))
-            return out
+    def values(b, v, stride, weights, count, totals, total_stride, states, ahead, number, offset):
+        at = [
+            b.pointer(b.add(totals, b.mul(total_stride, head)), 4 * LANES * j)
+            for head in range(heads)
+            for j in range(width)
+        ]
 
-        sums = b.loop(count, [b.load(pointer, vec(f32, LANES)) for pointer in at], one)
-        for pointer, value in zip(at, sums, strict=True):
+        def one(i, carried):
+            cell, out = b.pointer(v, b.mul(i, stride)), []
+            asked = b.at(_emit_asked(b, ahead, b.add(number, i)), offset)
+            for line in range(0, 2 * LANES * width, CACHE_LINE):
+                b.prefetch(b.at(asked, line), near=False)
+            scalars = [b.load(b.pointer(weights, b.add(b.mul(i, 4), 4 * RUN * head)), f32) for head in range(heads)]
+            lanes = [b.broadcast(scalar, LANES) for scalar in scalars]
+            widened = [b.half_to_f32(b.load(b.at(cell, 2 * LANES * j), vec(i16, LANES))) for j in range(width)]
+            for head in range(heads):
+                out += [
+                    emit_round_half(b, b.fma(value, lanes[head], carried[head * width + j]))
+                    for j, value in enumerate(widened)
+                ]
+            return out + [b.ir.fadd(carried[len(at) + head], scalars[head]) for head in range(heads)]
+
+        starts = [b.load(pointer, vec(f32, LANES)) for pointer in at]
+        starts += [b.load(b.pointer(states, STATE * head + 4), f32) for head in range(heads)]
+        ends = b.loop(count, starts, one)
+        for pointer, value in zip(at, ends, strict=False):
             b.store(value, pointer)
+        for head in range(heads):
+            b.store(ends[len(at) + head], b.pointer(states, STATE * head + 8))
 
     values.__name__ = name
     return vector(values)
 
 
-_values_of_8 = _make_values("values_of_8", 8)
-_values_of_4 = _make_values("values_of_4", 4)
-_values_of_2 = _make_values("values_of_2", 2)
+_slab_of_pair = _make_values("slab_of_pair", PAIR, SLAB)
+_slab_of_one = _make_values("slab_of_one", 1, SLAB)
+_part_of_pair = _make_values("part_of_pair", PAIR, STEP // LANES)
+_part_of_one = _make_values("part_of_one", 1, STEP // LANES)
 
 
 @vector
@@ -177,105 +211,120 @@ def scale_to(b, x, out, factor, units):
 
 
 @inner
-def _values(v, stride, weights, count, total, size):
-    """All of a head's `size` values, in as wide slabs as fit."""
+def _add_values(v, stride, weights, count, totals, size, states, heads, ahead, number):
+    """V of `count` cells, and their weights, to the sums of PAIR heads or of one."""
     if count == 0:
         return
     at = 0
-    while size - at >= 8 * LANES:
-        _values_of_8(v + 2 * at, stride, weights, count, total + 4 * at)
-        at += 8 * LANES
-    while size - at >= 4 * LANES:
-        _values_of_4(v + 2 * at, stride, weights, count, total + 4 * at)
-        at += 4 * LANES
-    while size - at >= 2 * LANES:
-        _values_of_2(v + 2 * at, stride, weights, count, total + 4 * at)
-        at += 2 * LANES
+    while size - at >= SLAB * LANES:
+        here, to = v + 2 * at, totals + 4 * at
+        if heads == PAIR:
+            _slab_of_pair(here, stride, weights, count, to, 4 * size, states, ahead, number, 2 * at)
+        else:
+            _slab_of_one(here, stride, weights, count, to, 4 * size, states, ahead, number, 2 * at)
+        at += SLAB * LANES
+    while at < size:
+        here, to = v + 2 * at, totals + 4 * at
+        if heads == PAIR:
+            _part_of_pair(here, stride, weights, count, to, 4 * size, states, ahead, number, 2 * at)
+        else:
+            _part_of_one(here, stride, weights, count, to, 4 * size, states, ahead, number, 2 * at)
+        at += STEP
+    for head in range(heads):
+        state = states + STATE * head
+        store_f32(state + 4, load_f32(state + 8))
 
 
 @inner
-def _block_scores(k, v, stride, count, q, heads, size, scores, scale):
+def _shrink(totals, size, state, factor):
+    """A head's sums before a new maximum; the reference does not fuse here."""
+    _scale_halves(totals, f32_to_bits(factor), size // LANES)
+    store_f32(state + 4, load_f32(state + 4) * factor)
+
+
+@inner
+def _block_values(v, stride, count, scores, shrinks, totals, size, states, heads, ahead, number):
+    """The weights of a block in place of the scores, and V, for PAIR heads (at most two) or for one."""
+    first, second = weigh(scores, count, states, shrinks), 0
+    if heads == 2:
+        second = weigh(scores + 4 * RUN, count, states + STATE, shrinks + 4 * RUN)
+    start, events = 0, first | second
+    while events != 0:
+        cell = first_set(events)
+        here, weights, amount = v + stride * start, scores + 4 * start, cell - start
+        _add_values(here, stride, weights, amount, totals, size, states, heads, ahead, number + start)
+        if first >> cell & 1:
+            _shrink(totals, size, states, load_f32(shrinks + 4 * cell))
+        if second >> cell & 1:
+            _shrink(totals + 4 * size, size, states + STATE, load_f32(shrinks + 4 * (RUN + cell)))
+        start, events = cell, events & events - 1
+    here, weights, amount = v + stride * start, scores + 4 * start, count - start
+    _add_values(here, stride, weights, amount, totals, size, states, heads, ahead, number + start)
+
+
+@inner
+def _block_scores(k, stride, count, q, heads, size, scores, scale, ahead, number):
+    """Scores of `count` cells for heads that share them, float32 (heads, RUN)."""
     for cell in range(0, count, CELLS):
-        at, remaining, out = k + stride * cell, count - cell, scores + 4 * cell
+        at, remaining, out, asked = k + stride * cell, count - cell, scores + 4 * cell, number + cell
         head = 0
         while heads - head >= HEADS:
-            _scores_of_more(
-                at,
-                stride,
-                remaining,
-                q + 4 * size * head,
-                size // STEP,
-                out + 4 * BLOCK * head,
-                4 * BLOCK,
-                scale,
-                v - k,
-            )
+            query, to = q + 4 * size * head, out + 4 * RUN * head
+            _scores_of_more(at, stride, remaining, query, size // STEP, to, scale, ahead, asked)
             head += HEADS
         if head < heads:
-            _scores_of_one(
-                at,
-                stride,
-                remaining,
-                q + 4 * size * head,
-                size // STEP,
-                out + 4 * BLOCK * head,
-                4 * BLOCK,
-                scale,
-                v - k,
-            )
+            query, to = q + 4 * size * head, out + 4 * RUN * head
+            _scores_of_one(at, stride, remaining, query, size // STEP, to, scale, ahead, asked)
+
+
+AHEAD = 32  # bytes of what `_emit_asked` is told
 
 
 @inner
-def _block_head(v, stride, count, scores, total, size, state):
-    """The softmax's weights in place of the scores, and V. state: float32 maximum and sum."""
-    maximum, weight_sum = load_f32(state), load_f32(state + 4)
-    start = 0
-    for cell in range(count):
-        score = load_f32(scores + 4 * cell)
-        if score > maximum:
-            _values(v + stride * start, stride, scores + 4 * start, cell - start, total, size)
-            start = cell
-            shrink = expf(maximum - score)
-            maximum = score
-            _scale_halves(total, f32_to_bits(shrink), size // LANES)
-            weight_sum = weight_sum * shrink + np.float32(1)  # the reference does not fuse here
-            store_f32(scores + 4 * cell, np.float32(1))
-        else:
-            weight = expf(score - maximum)
-            weight_sum = weight_sum + weight
-            store_f32(scores + 4 * cell, weight)
-    _values(v + stride * start, stride, scores + 4 * start, count - start, total, size)
-    store_f32(state, maximum)
-    store_f32(state + 4, weight_sum)
+def _tell(ahead, first, pieces, stride, size):
+    store_i64(ahead, first)
+    store_i64(ahead + 8, pieces)
+    store_i64(ahead + 16, stride)
+    store_i64(ahead + 24, 2 * size)
 
 
 @inner
-def attend_cells(q, heads, k, v, stride, first, last, size, scale, scratch):
-    """Cells first to last of one row, for `heads` heads that share a KV head; leaves in `scratch`:
+def attend_cells(q, heads, group, k, v, stride, first, last, size, scale, scratch, k_after, v_after):
+    """Cells first to last of one row, for `heads` heads, of which each `group` share a KV head; leaves in `scratch`:
 
-    float32 (heads, size) sums, then (heads, 2): maximum and sum of weights. Returns the address of the latter.
-    q: float32 (heads, size); k, v: halves, the KV head's part of cell 0, cells `stride` bytes apart; scale: bits.
+    float32 (heads, size) sums, then a STATE per head: maximum and sum of weights. Returns the address of the latter.
+    q: float32 (heads, size); k, v: halves, the first KV head's part of cell 0, the others' beside it, cells `stride`
+    bytes apart; scale: bits; k_after, v_after: what will be read next, of the same shape.
     """
     totals, states = scratch, scratch + 4 * heads * size
-    queries = states + 8 * heads
-    scores = queries + 4 * heads * size
+    scores = states + STATE * heads
+    shrinks = scores + 4 * RUN * heads
+    queries = shrinks + 4 * RUN * heads
+    k_ahead, v_ahead = queries + 4 * heads * size, queries + 4 * heads * size + AHEAD
     _clear(totals, heads * size // LANES)
     _round_query(q, queries, heads * size // LANES)
     for head in range(heads):
-        store_f32(states + 8 * head, np.float32(-np.inf))
-        store_f32(states + 8 * head + 4, np.float32(0))
+        start_state(states + STATE * head)
+    pieces = heads // group
     for cell in range(first, last, BLOCK):
-        count = min(BLOCK, last - cell)
-        _block_scores(k + stride * cell, v + stride * cell, stride, count, queries, heads, size, scores, scale)
-        for head in range(heads):
-            at = scores + 4 * BLOCK * head
-            _block_head(v + stride * cell, stride, count, at, totals + 4 * size * head, size, states + 8 * head)
+        count, here, side = min(BLOCK, last - cell), k + stride * cell, v + stride * cell
+        is_last = cell + BLOCK >= last
+        _tell(k_ahead, k_after if is_last else here + stride * BLOCK, pieces, stride, size)
+        _tell(v_ahead, v_after if is_last else side + stride * BLOCK, pieces, stride, size)
+        for piece in range(pieces):
+            head, at, number = piece * group, 2 * size * piece, BLOCK * piece
+            query, to = queries + 4 * size * head, scores + 4 * RUN * head
+            _block_scores(here + at, stride, count, query, group, size, to, scale, k_ahead, number)
+            for one in range(head, head + group, PAIR):
+                weights, total, state = scores + 4 * RUN * one, totals + 4 * size * one, states + STATE * one
+                pair, shrink = min(PAIR, head + group - one), shrinks + 4 * RUN * one
+                _block_values(side + at, stride, count, weights, shrink, total, size, state, pair, v_ahead, number)
     return states
 
 
 def cells_scratch_bytes(heads: int, size: int) -> int:
-    """Bytes that `attend_cells` needs; the scores have room for a few more cells than a block."""
-    return heads * (8 * size + 8 + 4 * BLOCK) + 64
+    """Bytes that `attend_cells` needs."""
+    return heads * (8 * size + STATE + 8 * RUN) + 2 * AHEAD
 
 
 @inner
@@ -284,23 +333,38 @@ def heads_together(rows, n_head, n_head_kv, threads):
     return n_head // n_head_kv if rows * n_head_kv >= 2 * threads else 1
 
 
+@inner
+def heads_of_item(rows, n_head, n_head_kv, threads):
+    """Heads per work item: those of as many KV heads side by side as leave two items for each thread, or just one."""
+    if rows * n_head_kv < 2 * threads:
+        return 1
+    count = n_head_kv
+    while n_head_kv % count != 0 or rows * (n_head_kv // count) < 2 * threads:
+        count -= 1
+    return count * (n_head // n_head_kv)
+
+
 @step
 def attention_reference(record, thread, threads):
     """Rows q, float32 (n, n_head * size), attend to cells 0 to pos + row; out alike. An item is (row, heads)."""
     n, pos, k, v, q, q_stride, out, out_stride, n_head, n_head_kv, size, scale, scratch, scratch_bytes = arguments(
         record, 14
     )
-    together, group, stride = heads_together(n, n_head, n_head_kv, threads), n_head // n_head_kv, 2 * n_head_kv * size
+    together, group, stride = heads_of_item(n, n_head, n_head_kv, threads), n_head // n_head_kv, 2 * n_head_kv * size
     per_row = n_head // together
     mine = scratch + scratch_bytes * thread
     item = next_item(record)
     while item < n * per_row:
+        following = next_item(record)
         row, head = n - 1 - item // per_row, item % per_row * together
         at, to = q + q_stride * row + 4 * size * head, out + out_stride * row + 4 * size * head
-        side = 2 * size * (head // group)
-        states = attend_cells(at, together, k + side, v + side, stride, 0, pos + row + 1, size, scale, mine)
+        side, after = 2 * size * (head // group), 2 * size * (following % per_row * together // group)
+        share, last = min(group, together), pos + row + 1
+        states = attend_cells(
+            at, together, share, k + side, v + side, stride, 0, last, size, scale, mine, k + after, v + after
+        )
         for i in range(together):
-            weight_sum = load_f32(states + 8 * i + 4)
+            weight_sum = load_f32(states + STATE * i + 4)
             factor = np.float32(0) if weight_sum == np.float32(0) else np.float32(1) / weight_sum
             scale_to(mine + 4 * size * i, to + 4 * size * i, f32_to_bits(factor), size // LANES)
-        item = next_item(record)
+        item = following

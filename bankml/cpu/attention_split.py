@@ -5,10 +5,11 @@ Each chunk runs the reference kernel by itself; the bits depend on how many chun
 
 import numpy as np
 
-from bankml.cpu.attention_reference import LANES, attend_cells, heads_together, scale_to
+from bankml.cpu.attention_reference import LANES, attend_cells, heads_of_item, scale_to
 from bankml.cpu.compile import inner, step
 from bankml.cpu.exponential import expf
 from bankml.cpu.floats import arguments, f32_to_bits, fma, load_f32, store_f32
+from bankml.cpu.online_softmax import STATE
 from bankml.cpu.pool import next_item
 from bankml.cpu.simd import f32, i32, vec, vector
 
@@ -36,24 +37,28 @@ def attention_chunks(record, thread, threads):
     n, pos, k, v, q, n_head, n_head_kv, size, scale, scratch, scratch_bytes, partials, padded, chunks = arguments(
         record, 14
     )
-    together, group = heads_together(n * chunks, n_head, n_head_kv, threads), n_head // n_head_kv
+    together, group = heads_of_item(n * chunks, n_head, n_head_kv, threads), n_head // n_head_kv
     stride = 2 * n_head_kv * size
     length = (padded + chunks - 1) // chunks
     per_chunk = n_head // together
     mine = scratch + scratch_bytes * thread
     item = next_item(record)
     while item < chunks * per_chunk:
+        following = next_item(record)  # taken early, so that its first cells can be asked for
         chunk, head = item // per_chunk, item % per_chunk * together
         side, first = 2 * size * (head // group), chunk * length
         last = min(first + length, pos + 1)
-        at = q + 4 * size * head
-        states = attend_cells(at, together, k + side, v + side, stride, first, last, size, scale, mine)
+        after = 2 * size * (following % per_chunk * together // group) + stride * length * (following // per_chunk)
+        at, share = q + 4 * size * head, min(group, together)
+        states = attend_cells(
+            at, together, share, k + side, v + side, stride, first, last, size, scale, mine, k + after, v + after
+        )
         for i in range(together):
             part = partials + 4 * (PARTIAL + size) * ((head + i) * chunks + chunk)
-            store_f32(part, load_f32(states + 8 * i))
-            store_f32(part + 4, load_f32(states + 8 * i + 4))
+            store_f32(part, load_f32(states + STATE * i))
+            store_f32(part + 4, load_f32(states + STATE * i + 4))
             scale_to(mine + 4 * size * i, part + 4 * PARTIAL, f32_to_bits(np.float32(1)), size // LANES)
-        item = next_item(record)
+        item = following
 
 
 @inner
