@@ -8,7 +8,7 @@ from bankml.cpu.compile import step
 from bankml.cpu.floats import arguments
 from bankml.cpu.pool import Pool, program
 from bankml.cpu.products import Activation
-from bankml.cpu.quantize import quantize_blocks, quantize_q8_0_plain
+from bankml.cpu.quantize import quantize_blocks, quantize_q8_0_plain, quantize_stored_blocks
 from bankml.oracle import kernels
 from tests import inputs
 from tests.cpu.levels import OTHER_LEVELS, rerun_at
@@ -19,6 +19,13 @@ def quantize_row(record, thread, threads):
     """`blocks` blocks of float32 at x to quants at q and scales at d."""
     blocks, x, q, d = arguments(record, 4)
     quantize_blocks(x, q, d, blocks)
+
+
+@step
+def store_row(record, thread, threads):
+    """`blocks` blocks of float32 at x as they are stored in a cache."""
+    blocks, x, out = arguments(record, 3)
+    quantize_stored_blocks(x, out, blocks)
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +42,13 @@ def quantized(pool, x):
     return q, d
 
 
+def stored(pool, x):
+    """uint8 (n, k / 32 * 34) of float32 (n, k), by the kernel that fills a q8_0 cache."""
+    out = np.empty((len(x), x.shape[1] // 32 * 34), np.uint8)
+    pool.run(program((store_row, True, [x.size // 32, x.ctypes.data, out.ctypes.data])))
+    return out
+
+
 def as_blocks(q, d):
     """uint8 (n, bytes) as quantize_row_q8_0 writes rows."""
     blocks = np.empty((*d.shape, 34), np.uint8)
@@ -49,6 +63,21 @@ def test_q8_0_rows(case, pool, check):
     q, d = quantized(pool, x)
     assert (d == d.astype(np.float16)).all()
     check(case, as_blocks(q, d))
+    check(case, stored(pool, x))
+
+
+def test_any_rows(pool, reference):
+    """4,000 rows of any float32 but NaN: infinities, and denormals whose factor is infinite: quants saturate."""
+    source = inputs.Source("any rows")
+    words = source.raw(4000, 128, 4).view(np.uint32)[..., 0]
+    words[source.integers(0, 4, 4000) == 0] &= 0x807FFFFF
+    words[source.integers(0, 2000, words.shape) == 0] = 0xFF800000
+    x = np.where(np.isnan(words.view(np.float32)), np.float32(1), words.view(np.float32))
+    got = stored(pool, x)
+    want = kernels.quantize(x)
+    assert (got == want).all()
+    assert (want.reshape(4000, 4, 34)[..., 2:] == 128).any() and np.isinf(x).any()
+    assert (as_blocks(*map(np.array, zip(*map(quantize_q8_0_plain, x[:60]), strict=True))) == want[:60]).all()
 
 
 @pytest.mark.parametrize("case", [c for c in inputs.quantize_cases() if c.name.endswith(("-32", "-128"))], ids=str)
