@@ -75,9 +75,9 @@ SETTINGS = (
 )
 
 
-def write_tiny(path):
-    """A living Q1_0 model over bytes and chat markers; only printable ASCII is ever likely. Returns its path."""
-    shape = models.Shape("qwen3", "q1_0", False, layers=3, vocab=258)
+def write_tiny(path, kind="q1_0"):
+    """A living model over bytes and chat markers; only printable ASCII is ever likely. Returns its path."""
+    shape = models.Shape("qwen3", kind, False, layers=3, vocab=258)
     kv = models.metadata(shape) | {
         "tokenizer.ggml.model": ("str", "gpt2"),
         "tokenizer.ggml.pre": ("str", "qwen2"),
@@ -88,10 +88,10 @@ def write_tiny(path):
     }
     tensors = list(models.tensors("tiny-talk", shape))
     (output,) = (tensor for tensor in tensors if tensor.name == "output.weight")
-    rows = np.frombuffer(output.data, np.uint8).reshape(shape.vocab, -1, 18).copy()
+    rows = np.frombuffer(output.data, np.uint8).reshape(shape.vocab, -1, 2 if kind == "f16" else 18).copy()
     quiet = np.ones(shape.vocab, bool)
     quiet[[*range(32, 127), 257]] = False
-    rows[quiet, :, :2] = 0  # a row of scale 0 has a logit of 0, which never wins
+    rows[quiet, :, :2] = 0  # such a row has a logit of 0, which never wins
     output.data = rows.tobytes()
     path.write_bytes(gguf(kv, tensors))
     return path
