@@ -27,6 +27,14 @@ inline float f16_bits_to_f32(ushort half_bits)
     return as_float(sign | ((exponent + 112u) << 23) | (mantissa << 13));
 }
 
+/* A result as it is stored. Every sum of ours begins with +0, so none is -0; but a driver's fma(0, -1, 0) may be -0 (it
+ * is with Mesa 22.3 on llvmpipe). Integers only, as a driver may take x + 0 for x.
+ */
+inline float stored(float x)
+{
+    return as_float(as_uint(x) == 0x80000000u ? 0u : as_uint(x));
+}
+
 #ifdef SOFTWARE_FMA
 /* a + b = *sum + *rest exactly (Knuth). */
 inline void two_sum(float a, float b, float *sum, float *rest)

@@ -25,7 +25,8 @@ void f16_column(uint rows, uint width, ulong start, __global const ushort *weigh
     barrier(CLK_LOCAL_MEM_FENCE);
     if (lane == 0u && row < rows) {
         __local const float *t = lanes + item;
-        out[out_start + column * out_stride + row] = ((t[0] + t[4]) + (t[1] + t[5])) + ((t[2] + t[6]) + (t[3] + t[7]));
+        out[out_start + column * out_stride + row] =
+            stored(((t[0] + t[4]) + (t[1] + t[5])) + ((t[2] + t[6]) + (t[3] + t[7])));
     }
 }
 
@@ -56,7 +57,7 @@ void f16_columns(uint rows, uint width, ulong start, __global const ushort *weig
         __local const float *t = lanes + 64u * c + item - lane;
         if (row < rows && first + c <= last) {
             out[out_start + (first + c) * out_stride + row] =
-                ((t[0] + t[4]) + (t[2] + t[6])) + ((t[1] + t[5]) + (t[3] + t[7]));
+                stored(((t[0] + t[4]) + (t[2] + t[6])) + ((t[1] + t[5]) + (t[3] + t[7])));
         }
     }
 }

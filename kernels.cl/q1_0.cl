@@ -49,7 +49,8 @@ inline void q1_0_tile(uint rows, uint width, __global const ushort *weights, __g
     for (uint c = lane; c < tile; c += 8u) {
         __local const float *t = lanes + 64u * c + item - lane;
         if (row < rows && first + c <= last) {
-            out[(first + c) * out_stride + row] = ((t[0] + t[4]) + (t[2] + t[6])) + ((t[1] + t[5]) + (t[3] + t[7]));
+            out[(first + c) * out_stride + row] =
+                stored(((t[0] + t[4]) + (t[2] + t[6])) + ((t[1] + t[5]) + (t[3] + t[7])));
         }
     }
 }

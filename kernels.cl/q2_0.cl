@@ -44,7 +44,7 @@ inline void q2_0_tile(uint rows, uint width, __global const ushort *weights, __g
         }
     }
     for (uint c = 0; c < tile && first + c <= last; c++) {
-        out[(first + c) * out_stride + row] = acc[c];
+        out[(first + c) * out_stride + row] = stored(acc[c]);
     }
 }
 

@@ -1,6 +1,6 @@
 """What a card is asked: rows on which a wrong step cannot look right. Expected bits come from elsewhere.
 
-Tie rows end within 32 of the middle between two float32, on the side that rounding twice gets wrong; then five kinds of
+Tie rows end within 32 of the middle between two float32, on the side that rounding twice gets wrong; then kinds of
 rows, each of which shows a mistake that the others hide; then whole matrices of real shapes.
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from bankml.blocks import F16, Q1_0, Q1_0_BLOCK, Q2_0, Q2_0_BLOCK, TYPES
 
-KINDS = ("random", "wide scales", "denormal scales", "cancelling", "extreme")
+KINDS = ("random", "wide scales", "denormal scales", "cancelling", "extreme", "zeros")
 ROWS, WIDTH, COLUMNS = 64, 1024, 5  # of a kind: whole tiles, and one begun
 TIES = 24
 SHAPES = ((64, 128), (192, 640), (1024, 2048), (2560, 4096), (12288, 4096))  # rows, width
@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
 
 def hard_cases(wtype: int) -> Iterator[Case]:
-    """The tie rows, and the five kinds."""
+    """The tie rows, and the kinds."""
     name = TYPES[wtype].name
     if wtype in _TIES:
         yield Case(f"{name} tie rows", wtype, *_tie_rows(*_TIES[wtype]))
@@ -116,7 +116,7 @@ def _tie_rows(block, codes, digits_of, a_unit):
     return np.stack(rows), (np.stack(quants), np.stack(scales))
 
 
-# --- the five kinds
+# --- the kinds
 
 
 def _blocks(wtype, kind, rows, width, columns, rng):
@@ -135,8 +135,18 @@ def _blocks(wtype, kind, rows, width, columns, rng):
         pairs[:, :, 1], scale_pairs[:, :, 1] = pairs[:, :, 0], scale_pairs[:, :, 0]
     if kind == "extreme":
         quants = rng.choice(np.array([-128, -128, -127, 127], np.int8), (columns, width))
+    if kind == "zeros":
+        weights["qs"] = np.where(np.arange(rows) % 2, 255, 0)[:, None, None]  # of one sign, as the quants are
+        own, scales, quants = _zeros(own, 1), _zeros(scales, 0), np.abs(quants)
     weights["d"] = own.astype(np.float16).view(np.uint16)
     return weights.view(np.uint8).reshape(rows, -1), (quants, scales.astype(np.float16).astype(np.float32))
+
+
+def _zeros(values, signed):
+    """Every second pair of rows +-0, every second of those with a minus (where `signed`): sums of -0 alone."""
+    at = np.arange(len(values))
+    sign = np.where(signed * (at // 4 % 2), -1.0, 1.0)[:, None]
+    return np.copysign(np.abs(values) * (at // 2 % 2)[:, None], sign)
 
 
 def _scales(kind, shape, rng):
@@ -163,10 +173,12 @@ def _halves(_wtype, kind, rows, width, columns, rng):
         weights.reshape(rows, -1, 2, 32)[:, :, 1] = -weights.reshape(rows, -1, 2, 32)[:, :, 0]
         weights.view(np.uint16).reshape(rows, -1, 2, 32)[:, :, 1, ::3] ^= 1
         x.reshape(columns, -1, 2, 32)[:, :, 1] = x.reshape(columns, -1, 2, 32)[:, :, 0]
+    if kind == "zeros":
+        weights, x = _zeros(weights, 1).astype(np.float16), _zeros(x, 0).astype(np.float16)
     return weights.view(np.uint8).reshape(rows, -1), (x.astype(np.float32),)
 
 
 def _values(kind, shape, rng):
-    if kind in ("random", "cancelling"):
+    if kind in ("random", "cancelling", "zeros"):
         return rng.standard_normal(shape, np.float32)
     return _scales(kind, shape, rng)

@@ -45,7 +45,7 @@ def test_pocl_proves_itself(pocl, tmp_path):
     lines = out.splitlines()
     assert lines[0].startswith("0: ") and "passed in " in lines[-1] and "fma() fused" in lines[-1]
     assert all(line.endswith(": ok") for line in lines[1:-1])
-    assert len(lines) - 2 == 1 + 6 + 6 + 5 + 3 * 2 * len(canary_data.SHAPES)
+    assert len(lines) - 2 == 1 + 7 + 7 + 6 + 3 * 2 * len(canary_data.SHAPES)
     assert len(list((tmp_path / "bankml" / "cards").glob("*.json"))) == 3
 
 
