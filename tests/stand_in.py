@@ -3,7 +3,8 @@
     STAND_IN='{"answer": "text"}' python tests/stand_in.py generate -m MODEL ...
 
 MODEL is a file of `write_model`: 256 tokens for the bytes, then two control tokens. STAND_IN may also hold `load_s`,
-`prompt_s` and `token_s`, the seconds that each takes; "loading" and "prompting" are then told on stderr.
+`prompt_s` and `token_s`, the seconds that each takes; "loading" and "prompting" are then told on stderr. `fail` is a
+mistake that the forward pass finds; `lines_s` the seconds between the lines of a dashboard without a terminal.
 """
 
 import json
@@ -18,19 +19,24 @@ ROOT = Path(__file__).resolve().parent.parent
 START, END, VOCABULARY = 256, 257, 258
 
 
-def write_model(path) -> Path:
-    """A whole tiny model whose vocabulary is the bytes; its weights are of no consequence here."""
-    from tests.gguf_writer import gguf, model
+def vocabulary() -> dict:
+    """Keys of a header: the tokens are the bytes, then two control tokens."""
     from tests.vocab import CONTROL, NORMAL, byte_characters
 
-    kv, tensors = model(vocab=VOCABULARY)
-    kv |= {
+    return {
         "tokenizer.ggml.tokens": ("arr[str]", [*byte_characters(), "<|im_start|>", "<|im_end|>"]),
         "tokenizer.ggml.token_type": ("arr[i32]", [NORMAL] * 256 + [CONTROL] * 2),
         "tokenizer.ggml.merges": ("arr[str]", []),
         "tokenizer.ggml.eos_token_id": ("u32", END),
     }
-    Path(path).write_bytes(gguf(kv, tensors))
+
+
+def write_model(path) -> Path:
+    """A whole tiny model with that vocabulary; its weights are of no consequence here."""
+    from tests.gguf_writer import gguf, model
+
+    kv, tensors = model(vocab=VOCABULARY)
+    Path(path).write_bytes(gguf(kv | vocabulary(), tensors))
     return Path(path)
 
 
@@ -56,7 +62,8 @@ class Weights:
 
     devices, threads, card_notes = ["cpu"], 2, ["0: a device is asked"]
 
-    def __init__(self, answer, load_s=0.0, prompt_s=0.0, token_s=0.0, flat=False):
+    def __init__(self, answer, load_s=0.0, prompt_s=0.0, token_s=0.0, flat=False, fail=None):
+        self.fail = fail
         self.answer, self.flat = [*answer.encode("utf-8", "surrogateescape"), END], flat
         self.prompt_s, self.token_s, self.batches = prompt_s, token_s, []
         self._tell("loading", load_s)
@@ -78,6 +85,10 @@ class Weights:
 
     def prefill_with(self, caches, tokens, outputs, each=None, n_ubatch=512):
         self._tell("prompting", self.prompt_s)
+        if self.fail:
+            from bankml.errors import UsageError
+
+            raise UsageError(self.fail)
         caches[0].extend(tokens)
         if log := os.environ.get("STAND_IN_LOG"):
             self.batches.append(len(tokens))
@@ -104,6 +115,10 @@ def main():
     from bankml.cli.main import console
 
     script = json.loads(os.environ["STAND_IN"])
+    if "lines_s" in script:
+        from bankml.dashboard import live
+
+        live.LINES_S = script.pop("lines_s")
     forward = ModuleType("bankml.forward")
     forward.N_UBATCH, forward.Outputs = 512, Enum("Outputs", "NONE LAST ALL")
     forward.Weights = SimpleNamespace(open=lambda path, gpu=None, threads=None: Weights(**script))
