@@ -97,6 +97,11 @@ class Engine:
         sampler.begin(tokens)
         return Generation(self, tokens, sampler, max_tokens=max_tokens, stop=stop, reuse=reuse)
 
+    def next_logits(self, tokens: list[int]) -> np.ndarray:
+        """The logits after a prompt, float32 (n_vocab,), with the bits of an uncached run."""
+        with self._turn():
+            return self.weights.logits(self._prefill(Generation(self, tokens, None, reuse="exact")))
+
     def save(self, path) -> Stored:
         """Store the slot in a file, which appears whole or not at all; `restore` goes on from it, in any process."""
         with self._turn():

@@ -55,7 +55,7 @@ LAYERS = [
         "cards",
         "forward",
     },
-    {"meter", "slot", "slot_file", "prompt_cache", "engine", "generation", "benchmark"},
+    {"meter", "slot", "slot_file", "prompt_cache", "engine", "generation", "completions", "api", "benchmark"},
     {"serve", "dashboard"},
     {"cli"},
 ]
