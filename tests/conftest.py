@@ -9,7 +9,7 @@ import pytest
 
 from bankml.errors import BankmlError
 from bankml.oracle import library, record
-from tests import inputs
+from tests import inputs, models
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -23,6 +23,28 @@ def reference():
         if os.environ.get("CI"):
             pytest.fail(f"CI must compare with the live reference: {error}")
         pytest.skip(f"needs the live reference: {error}")
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """Where test models are built."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture
+def opened(folder):
+    """opened(name, threads): a test model's Weights, closed at the end."""
+    from bankml.forward import Weights
+
+    weights = []
+
+    def open_model(name, threads=2):
+        weights.append(Weights.open(models.build(name, folder), gpu=False, threads=threads))
+        return weights[-1]
+
+    yield open_model
+    for each in weights:
+        each.close()
 
 
 @functools.cache

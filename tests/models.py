@@ -250,4 +250,12 @@ def reference_stages(model, name: str, run: Run):
         yield from model.decode([token]).stages()
 
 
+def joined(stages):
+    """Stage -> all its rows, of (stage, rows) in order."""
+    rows = {}
+    for stage, part in stages:
+        rows.setdefault(stage, []).append(part)
+    return {stage: np.concatenate(part) for stage, part in rows.items()}
+
+
 CONTEXT = 1280  # cells that hold every run

@@ -9,13 +9,14 @@ import pytest
 
 from bankml.cli.oracle import call_stages
 from bankml.errors import UsageError
-from bankml.forward import Outputs, Weights, llama_threads
+from bankml.forward import Outputs, llama_threads
 from bankml.kv_cache import KvType
 from bankml.oracle import record
 from bankml.oracle.compare import compare
 from bankml.oracle.model import ReferenceModel
 from tests import models
 from tests.cpu.levels import OTHER_LEVELS, rerun_at
+from tests.models import joined
 
 GOLDEN = Path(__file__).parent / "golden" / "models"
 SMALL = [name for name in models.MODELS if models.MODELS[name].vocab < 100_000]
@@ -25,25 +26,6 @@ TYPES = ["qwen3-q1_0-untied", "llama-q2_0-tied", "llama-f16-tied"]
 @functools.cache
 def recorded(name):
     return json.loads((GOLDEN / f"{name}.json").read_text())
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture
-def opened(folder):
-    """opened(name, threads): a test model's Weights, closed at the end."""
-    weights = []
-
-    def open_model(name, threads=2):
-        weights.append(Weights.open(models.build(name, folder), gpu=False, threads=threads))
-        return weights[-1]
-
-    yield open_model
-    for each in weights:
-        each.close()
 
 
 def engine_stages(weights, name, run, call=call_stages):
@@ -62,14 +44,6 @@ def whole(weights, caches, tokens, outputs):
     result = weights.prefill_with(caches, tokens, outputs)
     yield "result_norm", result
     yield "logits", weights.logits_rows(result)
-
-
-def joined(parts):
-    """Stage -> all its rows."""
-    rows = {}
-    for stage, part in parts:
-        rows.setdefault(stage, []).append(part)
-    return {stage: np.concatenate(part) for stage, part in rows.items()}
 
 
 def hold_recorded(name, run, got):
