@@ -1,6 +1,7 @@
 """One answer in the making: the prompt by micro-batches, then a token at a time until something ends it."""
 
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ class Generation(Iterator[Step]):
     """
 
     def __init__(self, engine, prompt: list[int], sampler, *, max_tokens=None, stop=(), reuse="prefix"):
+        # Its frame must not hold this object: one who drops the generation gives the slot back at once.
+        self._steps = Generation._run(weakref.proxy(self))
         self.engine, self.prompt, self.sampler = engine, prompt, sampler
         self.max_tokens = max_tokens if max_tokens is None or max_tokens >= 0 else None
         self.stop, self.reuse = (stop,) if isinstance(stop, str) else tuple(stop or ()), reuse
@@ -42,7 +45,9 @@ class Generation(Iterator[Step]):
         self.asked_at = time.monotonic()
         self.started_at = self.first_token_at = self.ended_at = None
         self._cancelled = False
-        self._steps = self._run()
+
+    def __del__(self):
+        self._steps.close()
 
     def __next__(self) -> Step:
         return next(self._steps)
