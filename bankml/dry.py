@@ -1,19 +1,31 @@
 """DRY, "don't repeat yourself": what a token loses for going on with a repetition (llama-sampler.cpp of b11192)."""
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 MAX_BREAKER, MAX_TAIL = 40, 20  # bytes of a breaker, tokens after its first; the reference cuts there
+MAX_KNOWN = 8
+_KNOWN = WeakKeyDictionary()  # tokenizer -> texts -> heads
 LARGEST_EXPONENT = np.float32(88.7228391)  # of e, in float32
 
 
-def breakers(tokenizer, texts: Iterable[str]) -> dict[int, list[list[int]]]:
+def breakers(tokenizer, texts: tuple[str, ...]) -> dict[int, list[list[int]]]:
     """Where repetitions end: first token of a breaker -> all tails that complete it ([] where nothing is missing).
 
-    A breaker may begin anywhere inside a token; what is left of it is tokenized.
+    A breaker may begin anywhere inside a token; what is left of it is tokenized. The last few are remembered, for it
+    takes a look at every token.
     """
+    known = _KNOWN.setdefault(tokenizer, {})
+    if texts not in known:
+        if len(known) >= MAX_KNOWN:
+            known.clear()
+        known[texts] = _breakers(tokenizer, texts)
+    return known[texts]
+
+
+def _breakers(tokenizer, texts):
     found = defaultdict(list)
     pieces = [tokenizer.piece(token, True) for token in range(tokenizer.n_vocab)]
     for text in texts:

@@ -55,7 +55,7 @@ class Sampler:
         if "dry" in self._steps:
             if tokenizer is None:
                 raise UsageError("DRY needs the model's tokenizer for its breakers: Sampler(params, tokenizer)")
-            self._heads = breakers(tokenizer, params.dry_sequence_breakers)
+            self._heads = breakers(tokenizer, tuple(params.dry_sequence_breakers))
         self.begin()
 
     def begin(self, prompt: Iterable[int] = ()):
