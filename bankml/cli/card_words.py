@@ -1,4 +1,4 @@
-"""What a command that runs a model says of the cards: which it may use, which joined, what they did."""
+"""What a command that runs a model says of the cards: which it may use, which have joined, what they did."""
 
 from bankml import environment
 

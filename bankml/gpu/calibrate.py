@@ -89,7 +89,7 @@ def choose(time, n_cards: int, fixed: float | None = None) -> tuple[float, ...]:
     seconds = sample(time, [nobody, *alone])
     rates = [1 / seconds[shares] for shares in alone]
     if fixed is not None:
-        return _divided(fixed, rates)
+        return _divided(fixed, [max(rate, max(rates) / HOPELESS) for rate in rates])
     cpu = seconds[nobody]
     rates = [rate if rate * cpu * HOPELESS > 1 else 0.0 for rate in rates]
     if not any(rates):

@@ -166,20 +166,23 @@ os.register_at_fork(after_in_child=lambda: [card._after_fork() for card in list(
 
 def _serve(inbox, context, program, wtype):
     """The thread's life: tasks, lists of matrices to forget, until None."""
-    device = None
+    device, broken = None, None
     while (task := inbox.get()) is not None:
-        if isinstance(task, list):
-            if device:
-                device.forget(task)
-            continue
         try:
             begun = time.monotonic()
             device = device or _Device(context, program, wtype)
+            if isinstance(task, list):
+                device.forget(task)
+                continue
+            if broken:
+                raise broken
             device.run(task)
             task.span = (begun, time.monotonic())
         except Exception as error:  # of a driver anything may come: the caller drops the card
-            task.error = error
-        task.end()
+            broken = error
+        if not isinstance(task, list):
+            task.error = broken
+            task.end()
 
 
 class _Device:

@@ -15,6 +15,7 @@ Whole rows only, so the bits do not depend on how many of a matrix's rows the ca
 """
 
 import hashlib
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +30,7 @@ OPTIONS = ["-cl-std=CL1.2"]
 _PARTS = ("exact.h", "q1_0.cl", "q2_0.cl", "f16.cl")
 _ITEMS_PER_ROW = {Q1_0: 8, Q2_0: 1, F16: 8}
 _WIDTHS = {Q1_0: 128, Q2_0: 64, F16: 32}
+_generating = threading.Lock()  # PyOpenCL writes and loads code for a kernel's arguments, which threads must not at once
 
 
 def takes(wtype: int, width: int) -> bool:
@@ -119,8 +121,9 @@ class Product:
         name = f"{self._name}_columns" if tiled else f"{self._name}_column"
         kernel = self._kernels.get(name)
         if kernel is None:
-            kernel = self._kernels[name] = self._program.kernel(name)
-            kernel.set_args(*self._arguments)
+            with _generating:
+                kernel = self._kernels[name] = self._program.kernel(name)
+                kernel.set_args(*self._arguments)
         if self._columns.get(name) != columns:
             kernel.set_arg(self._at, np.uint32(columns))
             self._columns[name] = columns

@@ -177,7 +177,7 @@ class Worker:
             resting = share > 0 and card.on and not self._measuring and card.time.resting()
             card.time.skipped += resting
             ready.append(share if card.on and not resting else 0.0)
-        key = (name, columns if columns == 1 else (columns - 1).bit_length(), tuple(shares), tuple(map(bool, ready)))
+        key = (name, (columns - 1).bit_length(), tuple(shares), tuple(map(bool, ready)))
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = self._make_plan(matrices, columns, width, shares, ready)
