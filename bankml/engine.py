@@ -19,7 +19,7 @@ from bankml.errors import UsageError
 from bankml.exact import exact_prefix
 from bankml.files import sha256
 from bankml.forward import N_UBATCH, Weights
-from bankml.generation import Generation, Step
+from bankml.generation import Cancelled, Generation, Step
 from bankml.kv_cache import KvType, padded
 from bankml.meter import Meter
 from bankml.params import Params
@@ -175,13 +175,18 @@ class Engine:
         self.meter.begin(len(prompt), generation.max_tokens)
         generation.cached = at = self._take_over(np.array(prompt, np.int32), generation.reuse)
         self.meter.took_over(at)
-        while at < len(prompt):
-            if generation.cancelled:
-                return None
-            # In an exact run the micro-batches end where those of an uncached run do.
-            end = at + self.n_ubatch - (at % self.n_ubatch if generation.reuse == "exact" else 0)
-            result_norm = self.slot.prefill(prompt[at:end], last=end >= len(prompt))
-            at = len(self.slot)
+        self.weights.between_layers = generation.check
+        try:
+            while at < len(prompt):
+                generation.check()
+                # In an exact run the micro-batches end where those of an uncached run do.
+                end = at + self.n_ubatch - (at % self.n_ubatch if generation.reuse == "exact" else 0)
+                result_norm = self.slot.prefill(prompt[at:end], last=end >= len(prompt))
+                at = len(self.slot)
+        except Cancelled:
+            return None
+        finally:
+            self.weights.between_layers = None
         return result_norm
 
     def _take_over(self, prompt: np.ndarray, reuse: str) -> int:

@@ -49,6 +49,7 @@ class Weights(Pieces):
 
     `reached`: how many cells the caches of the call under way, or the last one, have got; of an unfinished micro-batch
     as many as its layers so far make up. It and `seconds()` may be read from any thread at any time.
+    `between_layers`: None, or what to call after each layer of a micro-batch of several rows; it may raise to end that.
     """
 
     def __init__(self, header, plan, *, threads=None):
@@ -57,7 +58,7 @@ class Weights(Pieces):
         self.pool = Pool(threads)
         self.threads, self.devices = self.pool.threads, ["cpu"]
         self.map = Map(header)
-        self._layers, self.reached = {}, 0.0
+        self._layers, self.reached, self.between_layers = {}, 0.0, None
         self.split, self.card_notes = None, []  # the driver for cards, and a line on each device that was asked
         self._lock = threading.RLock()
         self._busy = self._closed = False
@@ -211,7 +212,7 @@ class Weights(Pieces):
         program.set(n, position, n_out, caches)
         if with_cards:
             for il in self.split.run(layers, program, n, n_out, every_layer=n > 1 or each is not None):
-                self.reached = position + n * min((il + 1) / self.shape.n_layer, 1)
+                self._passed(position + n * min((il + 1) / self.shape.n_layer, 1))
                 if each is not None:
                     each(il, first, layers.buffers.x[: n_out if il == last else n].copy())
         elif n == 1 and each is None:
@@ -219,7 +220,7 @@ class Weights(Pieces):
         elif each is None:
             for il, part in enumerate(program.layers):
                 self.pool.run(part)
-                self.reached = position + n * min(il / self.shape.n_layer, 1)
+                self._passed(position + n * min(il / self.shape.n_layer, 1))
         else:
             for il, name, records in program.by_group():
                 self.pool.run(records)
@@ -229,6 +230,12 @@ class Weights(Pieces):
             self.split.took(with_cards, time.perf_counter() - started)
         self.reached = float(position + n)
         return layers.buffers.result[:n_out].copy()
+
+    def _passed(self, reached: float):
+        """One layer more of a micro-batch is done; with it, the caches have got to so many cells."""
+        self.reached = reached
+        if self.between_layers is not None:
+            self.between_layers()
 
     def _layers_of(self, n_ubatch) -> Layers:
         """The driver with room for `n_ubatch` rows; one is kept, and made anew for a larger micro-batch."""

@@ -10,6 +10,10 @@ from bankml.sampler_chain import TokenProbs
 from bankml.text_stream import TextStream
 
 
+class Cancelled(Exception):
+    """Ends a prompt's micro-batch between two layers; whoever iterates sees `finish_reason`, not this."""
+
+
 @dataclass(frozen=True)
 class Step:
     """`token` is what was generated (None for text that was held back to the end), `text` what became ready to show.
@@ -59,7 +63,7 @@ class Generation(Iterator[Step]):
         self.close()
 
     def cancel(self):
-        """End it within a token or a micro-batch, from any thread; the one who iterates sees it end."""
+        """End it within a token, or a layer of a micro-batch, from any thread; the one who iterates sees it end."""
         self._cancelled = True
 
     def close(self):
@@ -70,6 +74,11 @@ class Generation(Iterator[Step]):
     def cancelled(self) -> bool:
         """Whether `cancel` was called."""
         return self._cancelled
+
+    def check(self):
+        """Raises Cancelled if `cancel` was called."""
+        if self._cancelled:
+            raise Cancelled
 
     @property
     def prompt_s(self) -> float:
