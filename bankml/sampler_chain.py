@@ -104,6 +104,16 @@ class Chain:
         self.token = _call(sampling.draw)(self._words, uniform)
         return self.token
 
+    def largest(self, row, count: int, from_the_row=False) -> list[int]:
+        """The tokens of the `count` largest logits, largest first (for tests), by way of all candidates or at once."""
+        self._w[sampling.ROW] = _at(row)
+        if from_the_row:
+            _call(sampling.fill_largest)(self._words, count)
+        else:
+            _call(sampling.fill)(self._words)
+            self._keep_largest(count)
+        return self._ints[0, :count].tolist()
+
     @property
     def _size(self):
         return int(self._w[sampling.SIZE])

@@ -68,6 +68,11 @@ class Server:
         self.log.flush()
         return Path(self.log.name).read_text(errors="replace")[-3000:]
 
+    def get(self, path) -> dict:
+        """The reply's JSON."""
+        with urllib.request.urlopen(self.url + path) as reply:
+            return json.load(reply)
+
     def post(self, path, body) -> tuple[int, dict]:
         """(HTTP status, the reply's JSON)."""
         data = json.dumps(body).encode()

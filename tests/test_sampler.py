@@ -59,7 +59,7 @@ def test_variants_draw_the_live_references_tokens(reference, reference_vocab, to
     for seed, steps, draws in ((1, 0, 40), (2, 4, 25)):
         rows = list(sampler_cases.chatter(tokenizer.n_vocab, draws, seed, steps))
         prompt = [int(np.argmax(row)) for row in rows[:20]]
-        sampler = Sampler(Params(**settings, n_probs=tokenizer.n_vocab, post_sampling_probs=True), tokenizer)
+        sampler = Sampler(Params(**settings, n_probs=200, post_sampling_probs=True), tokenizer)
         sampler.begin(prompt)
         with ReferenceSampler(reference, n_vocab=tokenizer.n_vocab, vocab=reference_vocab, **settings) as chain:
             chain.accept(prompt)
@@ -68,7 +68,8 @@ def test_variants_draw_the_live_references_tokens(reference, reference_vocab, to
                 assert sampler.sample(row) == want
                 sampler.accept(want)
                 found, left = sampler.probs(row), dict(zip(chain.left["id"].tolist(), chain.left["p"], strict=True))
-                assert dict(found.top) == {token: p for token, p in left.items() if p != 0}
+                assert len(found.top) == min(200, sum(p != 0 for p in left.values()))
+                assert all(left[token] == p for token, p in found.top)
                 assert found.value == left[want]
 
 
