@@ -68,8 +68,8 @@ def _aligned(size):
 
 
 def _work_bytes(n_head, n_head_kv, head_dim):
-    needs = [need(n_head // n_head_kv, head_dim) for need in (tiled_scratch_bytes, q8_0_scratch_bytes)]
-    return _aligned(max(cells_scratch_bytes(n_head, head_dim), *needs))
+    needs = [need(n_head, head_dim) for need in (cells_scratch_bytes, q8_0_scratch_bytes)]
+    return _aligned(max(tiled_scratch_bytes(n_head // n_head_kv, head_dim), *needs))
 
 
 def scratch_bytes(n_head: int, n_head_kv: int, head_dim: int, rows: int = 0) -> int:

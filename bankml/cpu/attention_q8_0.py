@@ -10,7 +10,7 @@ time. Cells with a new maximum cut the block: the sums are scaled there before i
 
 import numpy as np
 
-from bankml.cpu.attention_reference import heads_together, scale_to
+from bankml.cpu.attention_reference import heads_of_item, scale_to
 from bankml.cpu.compile import inner, step
 from bankml.cpu.dot_q8_0 import emit_sums_of_four
 from bankml.cpu.floats import arguments, f32_to_bits, load_f32, store_f32
@@ -26,7 +26,7 @@ CELLS = 4  # whose scores are computed together
 TOGETHER = LANES // 8  # of them in one vector
 HEADS = 1 if level() == "generic" else 2
 SLAB = 4 if level() == "avx512" else 1  # blocks of V that are summed in registers, for HEADS heads
-AHEAD = 16  # cells are asked for so long before they are needed
+SPAN = 32  # cells that are gone through at a time, RUN at most; meanwhile the next ones are asked for
 
 
 def _emit_scales(b, pointers):
@@ -63,20 +63,19 @@ def _make_scores(name, heads):
     k: first cell; q: int8 (heads, 32 * blocks); d: float32 (heads, blocks); out: float32, RUN of them per head.
     """
 
-    def scores(b, k, stride, remaining, q, d, blocks, out, scale, from_k_to_v):
+    def scores(b, k, stride, remaining, q, d, blocks, out, scale):
         last, cells = b.ir.sub(remaining, b.int(1)), []
         for cell in range(CELLS):
             within = b.ir.icmp_signed("<", last, b.int(cell))
             cells.append(b.pointer(b.add(k, b.mul(stride, b.ir.select(within, last, b.int(cell))))))
-        coming = [b.pointer(b.add(k, b.mul(stride, AHEAD + cell))) for cell in range(CELLS)]
+        coming = [b.pointer(b.add(k, b.mul(stride, SPAN + cell))) for cell in range(CELLS)]
         queries = [b.pointer(b.add(q, b.mul(blocks, BLOCK * head))) for head in range(heads)]
         query_scales = [b.pointer(b.add(d, b.mul(blocks, 4 * head))) for head in range(heads)]
 
         def one(i, sums):
             offset, out = b.mul(i, STORED), []
-            for near, far in zip(cells, coming, strict=True):
-                b.prefetch(b.at(far, offset))
-                b.prefetch(b.at(near, b.add(offset, from_k_to_v)))
+            for cell in coming:
+                b.prefetch(b.at(cell, offset), near=False)
             ys = [_emit_joined(b, [b.at(query, b.mul(i, BLOCK))] * TOGETHER, vec(i8, BLOCK)) for query in queries]
             dys = [b.broadcast(b.load(b.at(query, b.mul(i, 4)), f32), LANES) for query in query_scales]
             for at in range(0, CELLS, TOGETHER):
@@ -123,6 +122,7 @@ def _make_values(name, heads, blocks):
             widened = []
             for block in range(blocks):
                 here = b.at(cell, STORED * block)
+                b.prefetch(b.at(here, b.mul(stride, SPAN)), near=False)
                 d = _emit_scales(b, [here] * (LANES // 8))
                 for part in range(parts):
                     quants = b.load(b.at(here, 2 + LANES * part), vec(i8, LANES))
@@ -163,18 +163,18 @@ def _scale(b, total, factor, units):
 
 
 @inner
-def _run_scores(k, v, stride, count, quants, scales, heads, blocks, scores, scale):
+def _run_scores(k, stride, count, quants, scales, heads, blocks, scores, scale):
     """Scores of `count` cells for all heads, float32 (heads, RUN)."""
     for cell in range(0, count, CELLS):
         at, remaining, out = k + stride * cell, count - cell, scores + 4 * cell
         head = 0
         while heads - head >= HEADS:
             q, d, to = quants + BLOCK * blocks * head, scales + 4 * blocks * head, out + 4 * RUN * head
-            _scores_of_more(at, stride, remaining, q, d, blocks, to, scale, v - k)
+            _scores_of_more(at, stride, remaining, q, d, blocks, to, scale)
             head += HEADS
         if head < heads:
             q, d, to = quants + BLOCK * blocks * head, scales + 4 * blocks * head, out + 4 * RUN * head
-            _scores_of_one(at, stride, remaining, q, d, blocks, to, scale, v - k)
+            _scores_of_one(at, stride, remaining, q, d, blocks, to, scale)
 
 
 @inner
@@ -228,9 +228,11 @@ def _run_values(v, stride, count, scores, shrinks, totals, size, states, heads):
 
 
 @inner
-def _attend(q, heads, k, v, stride, cells, size, rot, scale, scratch):
-    """The first `cells` cells of one row, for `heads` heads that share a KV head; leaves float32 (heads, size) sums in
-    `scratch`, and returns the address of the states."""
+def _attend(q, heads, group, k, v, stride, cells, size, rot, scale, scratch):
+    """The first `cells` cells of one row, for `heads` heads, of which each `group` share a KV head.
+
+    Leaves float32 (heads, size) sums in `scratch`; returns the address of the states.
+    """
     blocks = size // BLOCK
     totals, states = scratch, scratch + 4 * heads * size
     scales = states + STATE * heads
@@ -246,13 +248,20 @@ def _attend(q, heads, k, v, stride, cells, size, rot, scale, scratch):
         start_state(states + STATE * head)
     for i in range(heads * size):
         store_f32(totals + 4 * i, np.float32(0))
-    for cell in range(0, cells, RUN):
-        count, here, side = min(RUN, cells - cell), k + stride * cell, v + stride * cell
-        _run_scores(here, side, stride, count, quants, scales, heads, blocks, scores, scale)
-        for head in range(0, heads, HEADS):
-            at, pair = 4 * RUN * head, min(HEADS, heads - head)
-            to, state = totals + 4 * size * head, states + STATE * head
-            _run_values(side, stride, count, scores + at, shrinks + at, to, size, state, pair)
+    for cell in range(0, cells, SPAN):
+        count, here, side = min(SPAN, cells - cell), k + stride * cell, v + stride * cell
+        for head in range(0, heads, group):
+            at, y, d, to = (
+                STORED * blocks * (head // group),
+                quants + size * head,
+                scales + 4 * blocks * head,
+                4 * RUN * head,
+            )
+            _run_scores(here + at, stride, count, y, d, group, blocks, scores + to, scale)
+            for one in range(head, head + group, HEADS):
+                weights, pair = 4 * RUN * one, min(HEADS, head + group - one)
+                total, state = totals + 4 * size * one, states + STATE * one
+                _run_values(side + at, stride, count, scores + weights, shrinks + weights, total, size, state, pair)
     return states
 
 
@@ -270,7 +279,7 @@ def attention_q8_0(record, thread, threads):
     n, pos, k, v, q, q_stride, out, out_stride, n_head, n_head_kv, size, scale, scratch, scratch_bytes, rot_k, rot_v = (
         arguments(record, 16)
     )
-    together, group = heads_together(n, n_head, n_head_kv, threads), n_head // n_head_kv
+    together, group = heads_of_item(n, n_head, n_head_kv, threads), n_head // n_head_kv
     head_bytes = size // BLOCK * STORED
     per_row, mine = n_head // together, scratch + scratch_bytes * thread
     item = next_item(record)
@@ -278,9 +287,8 @@ def attention_q8_0(record, thread, threads):
         row, head = n - 1 - item // per_row, item % per_row * together
         at, to = q + q_stride * row + 4 * size * head, out + out_stride * row + 4 * size * head
         side = head_bytes * (head // group)
-        states = _attend(
-            at, together, k + side, v + side, head_bytes * n_head_kv, pos + row + 1, size, rot_k, scale, mine
-        )
+        share, stride, last = min(group, together), head_bytes * n_head_kv, pos + row + 1
+        states = _attend(at, together, share, k + side, v + side, stride, last, size, rot_k, scale, mine)
         for i in range(together):
             weight_sum = load_f32(states + STATE * i + 4)
             factor = np.float32(0) if weight_sum == np.float32(0) else np.float32(1) / weight_sum
