@@ -31,12 +31,12 @@ def vocabulary() -> dict:
     }
 
 
-def write_model(path) -> Path:
+def write_model(path, context=512) -> Path:
     """A whole tiny model with that vocabulary; its weights are of no consequence here."""
     from tests.gguf_writer import gguf, model
 
     kv, tensors = model(vocab=VOCABULARY)
-    Path(path).write_bytes(gguf(kv | vocabulary(), tensors))
+    Path(path).write_bytes(gguf(kv | vocabulary() | {"qwen3.context_length": ("u32", context)}, tensors))
     return Path(path)
 
 

@@ -83,23 +83,27 @@ class Terminal:
             data = os.read(self.leader, 1 << 16)
             self.written += data
             self._stream.feed(data)
+            if time.monotonic() > until:
+                break
 
     def until(self, *texts, seconds=40):
-        """Read until the screen shows all these texts; returns its lines."""
-        deadline = time.monotonic() + seconds
-        while not all(text in self.text for text in texts):
-            assert time.monotonic() < deadline, f"no {texts} on the screen:\n{self.text}"
+        """Read until the screen shows all these texts; returns its lines. Time in which nothing runs does not count."""
+        for _ in range(20 * seconds):
+            ended = self.process.poll() is not None
             self.read(0.05)
-        return self.lines
+            if all(text in self.text for text in texts):
+                return self.lines
+            assert not ended, f"it has ended, with no {texts} on the screen:\n{self.text}"
+        raise AssertionError(f"no {texts} on the screen:\n{self.text}")
 
     def end(self, seconds=40) -> int:
         """Wait for the command's end; returns its exit code."""
-        deadline = time.monotonic() + seconds
-        while self.process.poll() is None:
-            assert time.monotonic() < deadline, f"it does not end:\n{self.text}"
+        for _ in range(20 * seconds):
+            if self.process.poll() is not None:
+                self.read(0.05)
+                return self.process.returncode
             self.read(0.05)
-        self.read(0.05)
-        return self.process.returncode
+        raise AssertionError(f"it does not end:\n{self.text}")
 
     @property
     def lines(self) -> list[str]:
@@ -110,6 +114,11 @@ class Terminal:
     def text(self) -> str:
         """The screen as one text."""
         return "\n".join(line.rstrip() for line in self.screen.display)
+
+    @property
+    def running_text(self) -> str:
+        """The screen as one text without line ends, as what the terminal has wrapped reads."""
+        return "".join(self.screen.display)
 
     def is_as_before(self) -> bool:
         """Whether the terminal is as the command found it: settings, main screen, cursor shown, lines wrapped."""

@@ -66,6 +66,21 @@ def ends(left: Line, right: Line, width: int) -> Line:
     return [*crop(left, room), Segment(" "), *right] if room > 0 else crop(right, width)
 
 
+def flow(label: Line, parts: list[Line], width: int) -> Block:
+    """Parts side by side, two cells apart, behind a label; those that do not fit go on in further lines below."""
+    indent = length(label)
+    lines, room = [list(label)], width - indent
+    for part in parts:
+        first = room == width - indent
+        cells = length(part) + (0 if first else 2)
+        if cells > room and not first:
+            lines.append([Segment(" " * indent)])
+            first, cells, room = True, length(part), width - indent
+        lines[-1] += part if first else [Segment("  "), *part]
+        room -= cells
+    return lines
+
+
 def beside(blocks: list[Block], gap: int = 0) -> Block:
     """Blocks of equal height, from left to right."""
     space = [Segment(" " * gap)] if gap else []

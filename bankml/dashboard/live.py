@@ -109,7 +109,7 @@ class Live:
                 return None
             if before not in (None, size):
                 self._screen.redraw()
-            self._screen.draw(render(snapshot, *size, self.heading, self._held.last).lines)
+            self._screen.draw(render(snapshot, *size, self.heading, self._held.last()).lines)
             self.frames += 1
         return size
 

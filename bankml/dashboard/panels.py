@@ -21,7 +21,7 @@ WORK = {
 }
 COLOURS = [draw.Style(color=name) for name in ("cyan", "blue", "magenta", "green", "yellow", "red")]
 OTHER = "other"
-NAME = 18  # characters of a device's name, at most
+LABEL, NAME = 11, 18  # cells of a line's label; characters of a device's name, at most
 
 
 def title(s: Snapshot, width: int) -> Line:
@@ -75,18 +75,25 @@ def prompt(s: Snapshot, width: int, label: str = "") -> Block:
     p = s.prompt
     if p is None or p.total <= 0:
         return []
-    right = [(f" {figures.count(p.done)} of {figures.count(p.total)} tokens", draw.PLAIN)]
+    parts = [words(f"{figures.count(p.done)} of {figures.count(p.total)} tokens")]
     if p.cached:
-        right.append((f", {figures.count(p.cached)} from cache", GOOD))
+        parts.append(words((f"{figures.count(p.cached)} from cache", GOOD)))
     if p.rate is not None:
-        right.append((f"  {figures.rate(p.rate)} tokens/s", ACCENT))
+        parts.append(words((f"{figures.rate(p.rate)} tokens/s", ACCENT)))
     if p.left_s is not None and p.done < p.total:
-        right.append((f"  {figures.seconds(p.left_s)} left", BUSY))
-    text, name, style = words(*right), words((label, FAINT)), GOOD if p.done >= p.total else ACCENT
-    room = min(40, width - draw.length(text) - draw.length(name))
-    if room < 6:
-        return [draw.bar(p.done / p.total, width, style), text]
-    return [[*name, *draw.bar(p.done / p.total, room, style), *text]]
+        parts.append(words((f"{figures.seconds(p.left_s)} left", BUSY)))
+    return _with_bar(label, p.done / p.total, GOOD if p.done >= p.total else ACCENT, parts, width)
+
+
+def _with_bar(label, share, style, parts, width) -> Block:
+    """A label, a bar and texts, the bar on a line of its own where it must be."""
+    name = words((label, FAINT))
+    text = draw.flow([], parts, width)
+    room = min(40, width - draw.length(name) - draw.length(text[0]) - 1)
+    if len(text) == 1 and room >= 6:
+        return [[*name, *draw.bar(share, room, style), draw.Segment(" "), *text[0]]]
+    bar = draw.bar(share, max(0, width - draw.length(name)), style)
+    return [[*name, *bar], *draw.flow([draw.Segment(" " * draw.length(name))], parts, width)]
 
 
 def budget(s: Snapshot, width: int, height: int) -> Block:
@@ -115,7 +122,7 @@ def threads(s: Snapshot, width: int, rows: int) -> Block:
     """How busy each CPU thread is, as many side by side as there must be."""
     if not s.threads or rows < 1:
         return []
-    label = words((f"{f'{len(s.threads)} threads' if len(s.threads) > 1 else '1 thread':<11}", FAINT))
+    label = words((f"{f'{len(s.threads)} threads' if len(s.threads) > 1 else '1 thread':<{LABEL}}", FAINT))
     width, busy = width - draw.length(label), s.threads
     across = -(-len(busy) // rows)
     cell = width // across
@@ -131,47 +138,49 @@ def threads(s: Snapshot, width: int, rows: int) -> Block:
     return lines
 
 
-def devices(s: Snapshot) -> Block:
-    """A line per device: its rows and share, and what the limiter does."""
-    return [_device(device) for device in s.devices]
+def devices(s: Snapshot, width: int) -> Block:
+    """Each device: its rows and share, and what the limiter does."""
+    column = max([LABEL, *(min(len(d.name), NAME) + 1 for d in s.devices)])
+    return [line for device in s.devices for line in draw.flow(*_device(device, column), width)]
 
 
-def _device(d: Device) -> Line:
-    """Long names are cut, so that the figures have room."""
+def _device(d: Device, column) -> tuple[Line, list[Line]]:
+    """Its name, cut if it is long, and what is known of it."""
     name = d.name if len(d.name) <= NAME else f"{d.name[: NAME - 1]}…"
-    parts = [(f"{name:<10} ", BOLD)]
+    parts = []
     if d.share is not None:
-        parts += [(f"{figures.percent(d.share):>4}", ACCENT), (" of the rows", FAINT)]
+        parts.append(words((figures.percent(d.share), ACCENT), (" of the rows", FAINT)))
     if d.rows is not None:
-        parts += [f"  {figures.short(d.rows)}", ("" if d.share is not None else " rows", FAINT)]
+        parts.append(words(figures.short(d.rows), ("" if d.share is not None else " rows", FAINT)))
     if d.busy is not None:
-        parts.append(f"  busy {figures.percent(d.busy)}")
-    if d.limit is not None:
-        parts.append((f" of {figures.percent(d.limit)}", FAINT))
+        limit = f" of {figures.percent(d.limit)}" if d.limit is not None else ""
+        parts.append(words(f"busy {figures.percent(d.busy)}", (limit, FAINT)))
+    elif d.limit is not None:
+        parts.append(words((f"limit {figures.percent(d.limit)}", FAINT)))
     if d.resting is not None:
-        parts.append(("  resting", BUSY) if d.resting else ("  at work", GOOD))
+        parts.append(words(("resting", BUSY) if d.resting else ("at work", GOOD)))
     if d.bytes is not None:
         most = f" of {figures.size(d.bytes_limit)}" if d.bytes_limit is not None else ""
-        parts += [f"  {figures.size(d.bytes)}", (most, FAINT)]
+        parts.append(words(figures.size(d.bytes), (most, FAINT)))
     if d.note:
-        parts.append((f"  {d.note}", ALERT))
-    return words(*parts)
+        parts.append(words((d.note, ALERT)))
+    return draw.fit(words((name, BOLD)), column), parts
 
 
 def caches(s: Snapshot, width: int) -> Block:
     """The K/V cache, and what the prompt cache has spared."""
     lines = []
     if c := s.cache:
-        parts = [f" {figures.count(c.cells)} of {figures.count(c.capacity)} cells"]
-        parts += [f"  {figures.size(c.bytes)}"] if c.bytes is not None else []
-        parts += [(f" {c.kind}", FAINT)] if c.kind else []
-        text, label = words(*parts), words(("cache      ", FAINT))
-        room = min(40, width - draw.length(text) - draw.length(label))
-        lines.append([*label, *(draw.bar(c.cells / max(1, c.capacity), room) if room >= 6 else []), *text])
+        parts = [words(f"{figures.count(c.cells)} of {figures.count(c.capacity)} cells")]
+        if c.bytes is not None:
+            parts.append(words(figures.size(c.bytes), (f" {c.kind}" if c.kind else "", FAINT)))
+        elif c.kind:
+            parts.append(words((c.kind, FAINT)))
+        lines += _with_bar(f"{'cache':<{LABEL}}", c.cells / max(1, c.capacity), ACCENT, parts, width)
     if p := s.prompt_cache:
-        parts = [("reused     ", FAINT), (f"{p.hits} of {p.lookups} prompts", GOOD if p.hits else draw.PLAIN)]
-        parts += [f", {figures.count(p.tokens)} tokens"]
-        parts += [f", {p.entries} kept"] if p.entries is not None else []
-        parts += [f", {figures.size(p.bytes)}"] if p.bytes is not None else []
-        lines.append(words(*parts))
+        parts = [words((f"{p.hits} of {p.lookups} prompts", GOOD if p.hits else draw.PLAIN))]
+        parts.append(words(f"{figures.count(p.tokens)} tokens"))
+        parts += [words((f"{p.entries} kept", FAINT))] if p.entries is not None else []
+        parts += [words((figures.size(p.bytes), FAINT))] if p.bytes is not None else []
+        lines += draw.flow(words((f"{'reused':<{LABEL}}", FAINT)), parts, width)
     return lines

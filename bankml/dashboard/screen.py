@@ -6,6 +6,7 @@ Only lines that changed are written, each frame in one call.
 import os
 import signal
 import termios
+import time
 from contextlib import suppress
 
 from rich.color import ColorSystem
@@ -15,6 +16,7 @@ ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"  # alternate screen, no cursor, no
 LEAVE = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
 COLOURS = {"standard": ColorSystem.STANDARD, "256": ColorSystem.EIGHT_BIT, "truecolor": ColorSystem.TRUECOLOR}
 PLAIN = str.maketrans("╭╮╰╯─│·●▏▎▍▌▋▊▉█▁▂▃▄▅▆▇▀", "++++-|.*..==####__..--==")  # where there is no UTF-8
+NOTE_S = 10.0  # how long a line for stderr is shown
 STOPS = (signal.SIGTSTP, signal.SIGQUIT, signal.SIGHUP)  # what these do comes after the terminal is given back
 
 
@@ -107,15 +109,20 @@ class Screen:
 
 
 class Held:
-    """Stands in for a stream while its terminal is taken: what is written is kept, `last` is its last line."""
+    """Stands in for a stream while its terminal is taken: what is written is kept."""
 
     def __init__(self, stream):
-        self._stream, self._parts, self.last = stream, [], ""
+        self._stream, self._parts, self._last, self._at = stream, [], "", 0.0
 
     def write(self, text):
         self._parts.append(text)
-        self.last = next((line for line in reversed(text.splitlines()) if line.strip()), self.last)
+        if lines := [line for line in text.splitlines() if line.strip()]:
+            self._last, self._at = lines[-1], time.monotonic()
         return len(text)
+
+    def last(self) -> str:
+        """The last line, if it is not old."""
+        return self._last if time.monotonic() - self._at < NOTE_S else ""
 
     def flush(self):
         """Nothing to do: it comes out when the terminal is free again."""

@@ -92,8 +92,8 @@ def _top(s, width, height) -> Block:
 
 def _machine(s, width, rows) -> Block:
     """Prompt, threads (in up to so many rows), caches and devices."""
-    prompt = panels.prompt(s, width, "prompt     ")
-    return [*prompt, *panels.threads(s, width, rows), *panels.caches(s, width), *panels.devices(s)]
+    prompt = panels.prompt(s, width, f"{'prompt':<{panels.LABEL}}")
+    return [*prompt, *panels.threads(s, width, rows), *panels.caches(s, width), *panels.devices(s, width)]
 
 
 def _wide(s, width, height, heading) -> Block:
