@@ -30,7 +30,7 @@ OPTIONS = ["-cl-std=CL1.2"]
 _PARTS = ("exact.h", "q1_0.cl", "q2_0.cl", "f16.cl")
 _ITEMS_PER_ROW = {Q1_0: 8, Q2_0: 1, F16: 8}
 _WIDTHS = {Q1_0: 128, Q2_0: 64, F16: 32}
-_generating = threading.Lock()  # PyOpenCL writes and loads code for a kernel's arguments, which threads must not at once
+_generating = threading.Lock()  # PyOpenCL writes and loads code for a kernel's arguments; threads must not at once
 
 
 def takes(wtype: int, width: int) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 
 from bankml.cli import main as frame
 from bankml.gpu import canary_data
+from testing import write_gpu_table
 from tests import documented
 from tests.gpu import drivers
 
@@ -97,3 +98,14 @@ def test_a_card_that_fails(pocl, capsys, monkeypatch):
 
 def nothing(_wtype, weights, activation):
     return np.zeros((len(activation[0]), len(weights)), np.float32)
+
+
+def test_the_table_of_verified_drivers_is_what_was_printed():
+    """Of runs that are kept whole; the page says that no real card is among them as long as none is."""
+    page = write_gpu_table.PAGE.read_text()
+    assert write_gpu_table.updated(page) == page, "run python testing/write_gpu_table.py"
+    reports = [json.loads(path.read_text()) for path in write_gpu_table.RESULTS.glob("*.json")]
+    for report in reports:
+        documented.check(report, "bankml gpu --json")
+    types = {report["devices"][said["index"]]["type"] for report in reports for said in report["verified"]}
+    assert ("No real card has been tried yet" in page) == (types == {"CPU"})
