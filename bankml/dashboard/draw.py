@@ -1,6 +1,7 @@
 """What pictures are made of: lines of styled text, of an exact width in terminal cells. A block is a list of lines."""
 
 import unicodedata
+from functools import lru_cache
 
 from rich.segment import Segment
 from rich.style import Style
@@ -52,12 +53,18 @@ def length(line: Line) -> int:
 
 def fit(line: Line, width: int) -> Line:
     """The line cut or filled up to `width` cells."""
-    return Segment.adjust_line_length(line, max(0, width))
+    room = width - length(line)
+    if room > 0:
+        return [*line, Segment(" " * room)]
+    return line if room == 0 else Segment.adjust_line_length(line, max(0, width))
 
 
 def crop(line: Line, width: int) -> Line:
     """The line in `width` cells, with an ellipsis where something is cut off."""
-    return fit(line, width) if length(line) <= width else [*fit(line, width - 1), Segment("…", FAINT)]
+    room = width - length(line)
+    if room > 0:
+        return [*line, Segment(" " * room)]
+    return line if room == 0 else [*Segment.adjust_line_length(line, width - 1), Segment("…", FAINT)]
 
 
 def ends(left: Line, right: Line, width: int) -> Line:
@@ -113,9 +120,10 @@ def bar(share: float, width: int, style: Style = ACCENT) -> Line:
     return [Segment(drawn, style), Segment("·" * (width - len(drawn)), FRAME)]
 
 
-def chart(values, width: int, height: int) -> Block:
+@lru_cache(maxsize=8)  # it changes more rarely than it is drawn
+def chart(values: tuple[float, ...], width: int, height: int) -> Block:
     """The last `width` values as columns, over `height` rows, the highest value filling them."""
-    values = list(values)[-width:]
+    values = values[-width:]
     top = max(values, default=0.0) or 1.0
     eighths = [round(8 * height * value / top) for value in values]
     rows = []

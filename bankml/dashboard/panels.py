@@ -67,7 +67,7 @@ def _spread(rates, width):
     parts = -(-len(rates) // width)
     odd = len(rates) % parts
     rates = rates[odd:]
-    return [sum(rates[i : i + parts]) / parts for i in range(0, len(rates), parts)]
+    return tuple(sum(rates[i : i + parts]) / parts for i in range(0, len(rates), parts))
 
 
 def prompt(s: Snapshot, width: int, label: str = "") -> Block:

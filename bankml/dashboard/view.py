@@ -29,17 +29,14 @@ def render(snapshot: Snapshot, width: int, height: int, heading: str = "answer",
         return View([])
     rows = height - bool(note)
     if width < SMALL_WIDTH or height < SMALL_HEIGHT:
-        lines = _small(snapshot, width, rows)
-    elif width >= WIDE_WIDTH and height >= WIDE_HEIGHT:
-        lines = _wide(snapshot, width, rows - 1, heading)
+        lines = [draw.fit(line, width) for line in _small(snapshot, width, rows)]
     else:
-        lines = _narrow(snapshot, width, rows - 1, heading)
-    if len(lines) < rows and not (width < SMALL_WIDTH or height < SMALL_HEIGHT):
-        lines = [panels.title(snapshot, width), *lines]
-    lines = [*lines[:rows], *([[]] * (rows - len(lines)))]
+        arrange = _wide if width >= WIDE_WIDTH and height >= WIDE_HEIGHT else _narrow
+        lines = [panels.title(snapshot, width), *arrange(snapshot, width, rows - 1, heading)]
+    lines = [*lines[:rows], *([draw.fit([], width)] * (rows - len(lines)))]
     if note:
         lines.append(draw.crop(draw.words((f" {note}", draw.FAINT)), width))
-    return View([draw.fit(line, width) for line in lines])
+    return View(lines)
 
 
 def _small(s, width, height) -> Block:
@@ -115,7 +112,7 @@ def _wide(s, width, height, heading) -> Block:
         parts.insert(0, box("speed", panels.speed(s, inner, room - 2), left, room))
         used += room
     column = [line for part in parts for line in part]
-    column = [draw.fit(line, left) for line in [*column, *([[]] * (height - len(column)))][:height]]
+    column = [*column, *([draw.fit([], left)] * (height - len(column)))][:height]
     if s.answer is None:
         return column
     text = box(heading, answer.tail(s.answer, width - left - 4, height - 2), width - left, height)
