@@ -108,12 +108,6 @@ def cells_scratch_bytes(heads: int, size: int) -> int:
 
 
 @inner
-def heads_together(rows, n_head, n_head_kv, threads):
-    """Heads per work item: a whole group that shares a KV head, or one where there would be too few items."""
-    return n_head // n_head_kv if rows * n_head_kv >= 2 * threads else 1
-
-
-@inner
 def heads_of_item(rows, n_head, n_head_kv, threads):
     """Heads per work item: those of as many KV heads side by side as leave two items for each thread, or just one."""
     if rows * n_head_kv < 2 * threads:

@@ -109,3 +109,16 @@ def test_other_head_sizes_equal_the_reference(size, tokens, cells, threads, refe
     q, k, v = qkv(tokens, cells, 4, 2, size)
     got = attention(q, k, v, kernel=kernel_for(tokens, cells, threads))
     assert np.array_equal(bits(got), bits(graph.attention(q, k, v, threads=threads)))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize(("heads", "heads_kv"), [(16, 8), (9, 3)])
+def test_kv_heads_side_by_side_equal_the_reference(heads, heads_kv, threads, reference):
+    """How many KV heads an item takes depends on the threads; 650 cells leave the last chunk a block that is short."""
+    from bankml.oracle import graph
+
+    q, k, v = qkv(1, 650, heads, heads_kv, 128)
+    crew = Pool(threads)
+    got = attention(q, k, v, kernel=kernel_for(1, 650, 3), pool=crew)
+    crew.close()
+    assert np.array_equal(bits(got), bits(graph.attention(q, k, v, threads=3)))
