@@ -270,6 +270,16 @@ def q8_0_scratch_bytes(heads: int, size: int) -> int:
     return heads * (4 * size + STATE + size // 8 + 8 * RUN + size) + 64
 
 
+@inner
+def _heads_of_item(rows, n_head, n_head_kv, threads):
+    """Heads per work item. Where single heads would be taken, a whole group is, if it pays: it is read once for all,
+    for two thirds of the time, but the threads' shares may be less even."""
+    together, group = heads_of_item(rows, n_head, n_head_kv, threads), n_head // n_head_kv
+    singles = (rows * n_head + threads - 1) // threads
+    groups = (rows * n_head_kv + threads - 1) // threads
+    return group if together == 1 and 2 * groups * group <= 3 * singles else together
+
+
 @step
 def attention_q8_0(record, thread, threads):
     """Rows q, float32 (n, n_head * size), attend to cells 0 to pos + row; out alike. An item is (row, heads).
@@ -279,7 +289,7 @@ def attention_q8_0(record, thread, threads):
     n, pos, k, v, q, q_stride, out, out_stride, n_head, n_head_kv, size, scale, scratch, scratch_bytes, rot_k, rot_v = (
         arguments(record, 16)
     )
-    together, group = heads_of_item(n, n_head, n_head_kv, threads), n_head // n_head_kv
+    together, group = _heads_of_item(n, n_head, n_head_kv, threads), n_head // n_head_kv
     head_bytes = size // BLOCK * STORED
     per_row, mine = n_head // together, scratch + scratch_bytes * thread
     item = next_item(record)
