@@ -15,7 +15,7 @@ from bankml.dashboard import figures
 from bankml.snapshot import DECODE, LOADING, PROMPT, Snapshot
 
 FASTEST_S, SLOWEST_S = 0.1, 0.22  # between two frames
-COST = 0.01  # of the time, that drawing may take
+COST = 0.006  # of the time, that drawing may take; others wait for it about twice as long
 SWITCH_S = 0.0005  # how long a thread that computes waits for the interpreter at most, while a frame is made
 LINES_S = 5.0  # between two lines, where there is no terminal
 
