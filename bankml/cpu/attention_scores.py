@@ -11,7 +11,8 @@ from bankml.cpu.online_softmax import RUN
 from bankml.cpu.simd import f32, i16, i32, vec, vector
 
 LANES = 16 if level() == "avx512" else 8
-CELLS, HEADS = (4, 2) if level() == "avx512" else (2, 1)  # cells and heads whose scores are computed together
+# cells and heads whose scores are computed together, as far as there are registers for their sums
+CELLS, HEADS = {"avx512": (4, 2), "avx2": (1, 2), "generic": (2, 1)}[level()]
 STEP = 32  # values of a head in one step of the dot product
 
 
