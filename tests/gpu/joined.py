@@ -7,7 +7,7 @@ from tests.gpu import drivers
 
 
 def opened(name, folder, share, n_cards=1, *, driver="pocl", limit=1.0, change=lambda card: None) -> Weights:
-    """A test model with `n_cards` queues on a driver as its cards. share: None to measure. change: is given each card."""
+    """A test model with `n_cards` queues on a driver as its cards. share: None to measure. change: gets each card."""
     device, _ = drivers.driver(driver)
     weights = Weights.open(models.build(name, folder), gpu=False, threads=2)
     joining = [cards.card_of(device, weights.pool, weights.plan.wtype, limit) for _ in range(n_cards)]
