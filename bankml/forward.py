@@ -260,14 +260,17 @@ class Weights(Pieces):
     def _room(self, caches, count) -> int:
         """How many cells these caches hold. Raises UsageError unless they are this model's, with room for `count`."""
         width, n_layer = self.shape.n_head_kv * self.shape.head_dim, self.shape.n_layer
-        facts = ("__class__", "kind", "width", "length")
-        kinds = {tuple(getattr(cache, name, 0) for name in facts) for cache in caches}
-        if len(set(map(id, caches))) != n_layer or len(caches) != n_layer or len(kinds) != 1:
+        start, kind, strange, unequal = None, None, 0, len(caches) != n_layer or len(set(map(id, caches))) != n_layer
+        for cache in caches:
+            if start is None:
+                start, kind = getattr(cache, "length", 0), getattr(cache, "kind", None)
+            strange += type(cache) is not KvCache or cache.width != width
+            unequal |= strange == 0 and (cache.length != start or cache.kind is not kind)
+        if unequal:
             raise UsageError(
                 f"{len(caches)} caches of unequal type, length or number; this model has {n_layer} layers, one each"
             )
-        ((type_, _, found, start),) = kinds
-        if type_ is not KvCache or found != width:
+        if strange:
             raise UsageError(f"not this model's caches, with {width} values in a row; make them with caches()")
         capacity = min(cache.capacity for cache in caches)
         if not 0 <= start <= capacity - count:

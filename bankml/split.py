@@ -217,10 +217,12 @@ class Split:
         steps = []
         for piece, after in itertools.zip_longest(pieces, pieces[1:]):
             (name, _), out = group.matrices[piece.matrix], group.outs[piece.matrix]
-            following = 0
+            following = (0, 0)
             if after:
                 next_name, memory = group.matrices[after.matrix]
-                following = self._map.address(next_name) + after.first * memory.shape[1]
+                row_bytes = memory.shape[1]
+                first = self._map.address(next_name) + after.first * row_bytes
+                following = first, (after.last - after.first) * row_bytes
             residual = out if group.adds else None
             steps.append(layers.rows_step(name, out, piece.first, piece.last, residual=residual, following=following))
         return steps

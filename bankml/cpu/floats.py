@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 from bankml.cpu.level import level
 from bankml.cpu.simd import Builder, f16, f32, i8, i16, i64, presented_as, vector
 
-WORDS = 16  # a step's arguments start at this int64 word of its record (see pool.py)
+WORDS = 4  # a step's arguments start at this int64 word of its record (see pool.py)
 
 
 @intrinsic(prefer_literal=True)

@@ -42,6 +42,7 @@ PRODUCTS = {
     "ffn_down": {"ffn_down": "x"},
 }
 ROWS, POSITION, K_BASE, V_BASE = (pool.ARGUMENTS + word for word in range(4))
+FILLED, OUT = pool.ARGUMENTS + 2, pool.ARGUMENTS + 6  # where a filling step reads, and a product writes
 
 
 class Buffers:
@@ -76,6 +77,7 @@ class Layers:
         self._programs, self._taken = {}, {}
         self._beside, self._watched = {"logits": 0}, []  # cycles, and records with such, outside of the programs
         self._following = self._reading_order(plan.output)
+        self._single = {}  # matrix -> the program of its product with one row
 
     def _reading_order(self, output):
         """Matrix -> the one read after it, in a circle: what comes next can be asked for early."""
@@ -90,24 +92,34 @@ class Layers:
         """
         key = (kernel.name, kernel.nth, cache)
         if key not in self._programs:
-            self._programs[key] = Program(list(self._groups(kernel, cache)), self.shape.n_layer)
+            groups = list(self._groups(kernel, cache))
+            self._programs[key] = Program(groups, self.shape.n_layer, self.buffers.activation)
         if kernel.padded:
             self._programs[key].set_padded(kernel.padded)
         return self._programs[key]
 
     def logits(self, workers, rows, out, output):
         """The product of the matrix `output` with rows, float32 (n, n_embd), into out, float32 (n, n_vocab)."""
-        records = self.logits_records(rows, out, output)
+        if len(rows) > 1:
+            records = self.logits_records(rows, out, output)
+            workers.run(records)
+            self.count("logits", records)
+            return
+        if output not in self._single:
+            self._single[output] = self.logits_records(rows, out, output)
+            self.watch("logits", self._single[output])
+        records = self._single[output]
+        records[0, FILLED], records[-1, OUT] = rows.ctypes.data, out.ctypes.data
         workers.run(records)
-        self.count("logits", records)
 
     def logits_records(self, rows, out, output):
         """The program for that: the steps that fill the activation, then the product."""
-        fill = [(step, wait, [len(rows), *words[1:]]) for step, wait, words in self._fill(rows)]
-        code, words = self.rows_step(output, out, following=self.map.address(self._following[output]))
+        waits = self.buffers.activation.waits(len(rows))
+        fill = [(step, waits, [len(rows), *words[1:]]) for step, _, words in self._fill(rows)]
+        code, words = self.rows_step(output, out, following=self.span(self._following[output]))
         return pool.program(*fill, (code, True, [len(rows), *words[1:]]))
 
-    def rows_step(self, name, out, first=0, last=None, *, at=None, residual=None, following=0):
+    def rows_step(self, name, out, first=0, last=None, *, at=None, residual=None, following=(0, 0)):
         """(step, words) of rows first..last of a matrix, into the columns of out from `at` (or first) on.
 
         residual: what they are added to, of the shape of out. following: see `products.product`.
@@ -121,13 +133,17 @@ class Layers:
             matrix_rows=rows, following=following,
         )  # fmt: skip
 
+    def span(self, name) -> tuple[int, int]:
+        """Address and bytes of a matrix."""
+        return self.map.address(name), self.map.tensor(name).nbytes
+
     def width(self, name) -> int:
         """Values in a row of a matrix."""
         return self._matrix(name)[1] // self._block.block_bytes * self._block.block_size
 
     def count(self, kind, records):
         """Add what the steps of records outside of the programs took, which ran once, to `cycles`."""
-        self._beside[kind] = self._beside.get(kind, 0) + int(records[:, pool.CYCLES].sum())
+        self._beside[kind] = self._beside.get(kind, 0) + int(pool.cycles_of(records).sum())
 
     def watch(self, kind, records):
         """Let `cycles` tell of records outside of the programs, too, however often they run."""
@@ -143,7 +159,7 @@ class Layers:
         """The same since the start. It may be read while a program runs: nothing is written."""
         taken = dict(self._beside)
         for kind, records in self._watched:
-            taken[kind] = taken.get(kind, 0) + int(records[:, pool.CYCLES].sum())
+            taken[kind] = taken.get(kind, 0) + int(pool.cycles_of(records).sum())
         for program in list(self._programs.values()):
             for kind, count in program.cycles().items():
                 taken[kind] = taken.get(kind, 0) + count
@@ -194,7 +210,7 @@ class Layers:
         """One product per (matrix, output); no barrier between them, for they read the same activation."""
         steps = []
         for name, out in outputs:
-            following = self.map.address(self._following[name])
+            following = self.span(self._following[name])
             code, words = self.rows_step(name, out, residual=residual, following=following)
             steps.append((code, len(steps) == len(outputs) - 1, words))
         return steps
@@ -203,8 +219,8 @@ class Layers:
 class Program:
     """The steps of the whole model in order, for one attention kernel and cache type; `set` patches what changes."""
 
-    def __init__(self, groups, n_layer):
-        steps, spans = [], {}
+    def __init__(self, groups, n_layer, activation):
+        steps, spans, self._activation, self._rows = [], {}, activation, None
         for il, name, part in groups:
             spans[il, name] = (len(steps), len(steps) + len(part))
             steps += part
@@ -220,9 +236,10 @@ class Program:
         self.layers = [self.all[a:z] for a, z in pairwise(bounds)]
         self._after_rows = spans[n_layer - 1, "out_rows"][1]
         self._out_rows = self._after_rows - 1
+        self._fills, self._waits = np.flatnonzero([step[0] is activation.kind.fill for step in steps]), None
         touching = [np.arange(*spans[il, name]) for name in ("heads", "attention") for il in range(n_layer)]
         self._cache_records = np.concatenate(touching)
-        self._cache_layers = layer_of[self._cache_records]
+        self._cache_layers, self._addresses = layer_of[self._cache_records], None
 
     def group(self, il, name) -> np.ndarray:
         """The records of one group of one layer."""
@@ -251,7 +268,7 @@ class Program:
 
     def cycles(self) -> dict[str, int]:
         """Cycles that each kind of work took over all layers since the start."""
-        sums = np.bincount(self._kind_of, self.all[:, pool.CYCLES], len(self._kinds))
+        sums = np.bincount(self._kind_of, pool.cycles_of(self.all), len(self._kinds))
         return {kind: int(count) for kind, count in zip(self._kinds, sums, strict=True)}
 
     def set_padded(self, cells):
@@ -262,12 +279,18 @@ class Program:
     def set(self, n, position, n_out, caches):
         """Make the next run one of `n` rows at `position`, with `n_out` output rows, over these caches (or None)."""
         records = self.all
-        records[: self._after_rows, ROWS] = n
-        records[self._after_rows :, ROWS] = n_out
+        if (n, n_out) != self._rows:
+            self._rows = n, n_out
+            records[: self._after_rows, ROWS] = n
+            records[self._after_rows :, ROWS] = n_out
         records[:, POSITION] = position
         records[self._out_rows, POSITION] = n_out
-        if caches:
-            keys = np.array([cache.k_address for cache in caches], np.int64)
-            values = np.array([cache.v_address for cache in caches], np.int64)
-            records[self._cache_records, K_BASE] = keys[self._cache_layers]
-            records[self._cache_records, V_BASE] = values[self._cache_layers]
+        waits = tuple(self._activation.waits(rows) for rows in (n, n_out))
+        if waits != self._waits:
+            self._waits = waits
+            records[self._fills, pool.BARRIER] = np.where(self._fills < self._after_rows, *waits)
+        addresses = [(cache.k_address, cache.v_address) for cache in caches or ()]
+        if addresses and addresses != self._addresses:
+            self._addresses = addresses
+            keys, values = np.array(addresses, np.int64)[self._cache_layers].T
+            records[self._cache_records, K_BASE], records[self._cache_records, V_BASE] = keys, values

@@ -1,9 +1,11 @@
 """The thread pool: persistent threads that run a *program*, a list of steps with barriers, without the GIL.
 
 A program is an int64 array (n_steps, RECORD); a record holds the step's entry point, whether a barrier follows,
-a work counter in a cache line of its own, and the step's arguments. A run is one call from Python: it wakes the
-workers, every one of them goes through all the steps, and the last barrier ends it. Between runs the workers sleep in
-`sem_wait`. Waiting inside a run spins briefly and then sleeps, since another program may want the core.
+where its work counter and its cycles are, and the step's arguments. Counters and cycles, which threads write, lie apart
+from what they all read, and close together, so that clearing and keeping them touches few cache lines.
+
+A run is one call from Python: it wakes the workers, every one of them goes through all the steps, and the last barrier
+ends it. Waiting, inside a run and between runs, spins briefly and then sleeps, since another program may want the core.
 
 `threads` is how many shares the work of a step is cut into; it decides no bit. There are as many workers, but no more
 than cores, and fewer take part while other programs keep them from their cores: the others would only wait for them.
@@ -25,10 +27,11 @@ from bankml.cpu.floats import WORDS, fetch_add, load_i64, store_i64
 from bankml.cpu.simd import i64, vector, void
 from bankml.errors import UsageError
 
-RECORD = 64  # int64 words: entry point, barrier flag, cycles spent, .., counter (word 8), .., arguments from word 16
-ENTRY, BARRIER, CYCLES, COUNTER, ARGUMENTS = 0, 1, 2, 8, WORDS
+RECORD = 32  # int64 words: entry point, barrier flag, addresses of the cycles spent and of the work counter, arguments
+ENTRY, BARRIER, CYCLES, COUNTER, ARGUMENTS = 0, 1, 2, 3, WORDS
 MAX_THREADS = 64
 SPIN_CYCLES = 50_000  # of the time stamp counter, some 20 us: then a waiting thread sleeps
+IDLE_CYCLES = 250_000  # the same between two runs: waking a sleeping thread costs the caller 50 us
 SYS_FUTEX, FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 202, 128, 129
 
 # The mailbox, byte offsets, what threads change apart in cache lines of their own; from SEMAPHORES on, one sem_t per
@@ -40,6 +43,7 @@ MASKS, SEMAPHORES = 384, 384 + 2 * MASK_BYTES * MAX_THREADS
 CPU, WAITED, LINES = 64, 72, 128  # a worker's lines: its semaphore, the core it was last seen on, its cycles of waiting
 
 syscall = types.ExternalFunction("syscall", types.int64(*[types.int64] * 7))
+sem_trywait = types.ExternalFunction("sem_trywait", types.int32(types.int64))
 sem_wait = types.ExternalFunction("sem_wait", types.int32(types.int64))
 sem_post = types.ExternalFunction("sem_post", types.int32(types.int64))
 sched_getcpu = types.ExternalFunction("sched_getcpu", types.int32())
@@ -141,7 +145,7 @@ def barrier(mailbox, worker, threads):
 @inner
 def next_item(record):
     """The next number of a step's work counter, starting at 0: work is handed out to whoever is free."""
-    return fetch_add(record + 8 * COUNTER, 1)
+    return fetch_add(load_i64(record + 8 * COUNTER), 1)
 
 
 @inner
@@ -160,7 +164,8 @@ def _execute(mailbox, worker):
             barrier(mailbox, worker, workers)
         if worker == 0:  # what a step takes, waiting for the others included
             now = cycles()
-            store_i64(record + 8 * CYCLES, load_i64(record + 8 * CYCLES) + now - before)
+            spent = load_i64(record + 8 * CYCLES)
+            store_i64(spent, load_i64(spent) + now - before)
             before = now
 
 
@@ -179,8 +184,11 @@ def read_stamp() -> int:
 def serve(mailbox, worker):
     """A worker's whole life: sleep, run the posted program, sleep again, until told to stop."""
     while True:
-        while sem_wait(mailbox + SEMAPHORES + LINES * worker) != 0:
-            pass
+        posted, since = mailbox + SEMAPHORES + LINES * worker, cycles()
+        while sem_trywait(posted) != 0:
+            if cycles() - since > IDLE_CYCLES and sem_wait(posted) == 0:
+                break
+            rest()
         if load_i64(mailbox + STOP) != 0:
             return
         _execute(mailbox, worker)
@@ -190,8 +198,9 @@ def serve(mailbox, worker):
 def run(mailbox, program, steps):
     """Run a program on all workers, the caller being the first; returns when every one of them is through."""
     since = cycles()
+    counters = load_i64(program + 8 * COUNTER)
     for i in range(steps):
-        store_i64(program + 8 * (RECORD * i + COUNTER), 0)
+        store_i64(counters + 8 * i, 0)
     store_i64(mailbox + PROGRAM, program)
     store_i64(mailbox + STEPS, steps)
     for worker in range(1, load_i64(mailbox + WORKERS)):
@@ -327,14 +336,30 @@ os.register_at_fork(after_in_child=_restart_all)
 
 
 def program(*steps) -> np.ndarray:
-    """An int64 array (n_steps, RECORD) from (step, barrier, argument words) triples, aligned to a cache line."""
-    memory = np.zeros(len(steps) * RECORD + LINE // 8, np.int64)
-    start = -(memory.ctypes.data // 8) % (LINE // 8)
-    records = memory[start : start + len(steps) * RECORD].reshape(len(steps), RECORD)
-    for record, (code, wait, words) in zip(records, steps, strict=True):
+    """An int64 array (n_steps, RECORD) from (step, barrier, argument words) triples, aligned to a cache line.
+
+    The counters and the cycles of the steps lie behind it in the same memory; a slice of it is a program, too.
+    """
+    count, line = len(steps), LINE // 8
+    beside = -(-count // line) * line
+    memory = np.zeros(count * RECORD + 2 * beside + line, np.int64)
+    start = -(memory.ctypes.data // 8) % line
+    records = memory[start : start + count * RECORD].reshape(count, RECORD)
+    counters = records.ctypes.data + 8 * count * RECORD
+    for number, (record, (code, wait, words)) in enumerate(zip(records, steps, strict=True)):
+        assert len(words) <= RECORD - ARGUMENTS, (code, words)
         record[ENTRY], record[BARRIER] = code.address, wait
+        record[COUNTER] = counters + 8 * number
+        record[CYCLES] = counters + 8 * (beside + number)
         record[ARGUMENTS : ARGUMENTS + len(words)] = words
     return records
+
+
+def cycles_of(records: np.ndarray) -> np.ndarray:
+    """Cycles of the time stamp counter that each step of a program took since it was made, int64 (n_steps,)."""
+    if not len(records):
+        return np.zeros(0, np.int64)
+    return np.array((ctypes.c_int64 * len(records)).from_address(int(records[0, CYCLES])))
 
 
 @cache

@@ -27,13 +27,13 @@ class _Kind(NamedTuple):
     product: object
     scratch_bytes: object
     arrays: tuple  # bytes per value and row
-    single: int  # bytes per value of an array that only a single row has
+    apart: bool = False  # every thread fills a single row for itself, and no barrier need follow
 
 
 _KINDS = {
-    Q1_0: _Kind(q1_0.fill_q1_0, q1_0.prepare_q1_0, q1_0.product_q1_0, q1_0.scratch_bytes, (1, 1 / 8), q1_0.TABLE_BYTES),
-    Q2_0: _Kind(q2_0.fill_q2_0, q2_0.prepare_q2_0, q2_0.product_q2_0, q2_0.scratch_bytes, (1, 1 / 8, 1, 1 / 8), 0),
-    F16: _Kind(f16.fill_f16, None, f16.product_f16, f16.scratch_bytes, (4,), 0),
+    Q1_0: _Kind(q1_0.fill_q1_0, q1_0.prepare_q1_0, q1_0.product_q1_0, q1_0.scratch_bytes, (1, 1 / 8), True),
+    Q2_0: _Kind(q2_0.fill_q2_0, q2_0.prepare_q2_0, q2_0.product_q2_0, q2_0.scratch_bytes, (1, 1 / 8, 1, 1 / 8)),
+    F16: _Kind(f16.fill_f16, None, f16.product_f16, f16.scratch_bytes, (4,)),
 }
 
 
@@ -64,30 +64,30 @@ class _Room:
 class Activation:
     """Room for up to `rows` rows of up to `width` values as the products of `wtype` want them at this CPU level.
 
-    Q1_0: int8 quants, float32 scales, and look-up tables; Q2_0: quants, scales, the quants in planes, minus their sums;
-    F16: float32 rounded to f16. Row strides follow the width that is filled.
+    Q1_0: int8 quants and float32 scales (look-up tables are each thread's own); Q2_0: those, the quants in planes, and
+    minus their sums; F16: float32 rounded to f16. Row strides follow the width that is filled.
     """
 
     def __init__(self, wtype: int, rows: int, width: int, threads: int):
         self.wtype, self.rows, self.width, self.threads = wtype, rows, width, threads
         kind = self.kind = _KINDS[wtype]
         self._arrays = [_Room(size * rows * width) for size in kind.arrays]
-        if kind.single:
-            self._arrays.append(_Room(kind.single * width))
         self.scratch_stride = -(-kind.scratch_bytes(width) // LINE) * LINE
         self._scratch = _Room(self.scratch_stride * threads)
 
     @property
     def words(self):
         """What the products are told of it: scratch, its stride, and the arrays' addresses."""
-        arrays = [room.address for room in self._arrays]
-        arrays += [0] if self.wtype == Q1_0 and not self.kind.single else []
-        return [self._scratch.address, self.scratch_stride, *arrays]
+        return [self._scratch.address, self.scratch_stride, *(room.address for room in self._arrays)]
 
     def fill(self, x_address: int, width: int, x_stride: int) -> list:
         """The step that brings n rows of float32, `x_stride` bytes apart, into this form: (step, barrier, words)."""
         self._check(width)
         return [(self.kind.fill, True, [1, 0, x_address, x_stride, width, *self.words])]
+
+    def waits(self, n: int) -> bool:
+        """Whether a barrier must follow the step that fills n rows; `fill` has one set."""
+        return n != 1 or not self.kind.apart
 
     def prepare(self, q: np.ndarray, d: np.ndarray) -> list:
         """Take q8_0 rows as they are, int8 (n, width) and float32 (n, width/32), and return the step for the rest."""
@@ -125,16 +125,16 @@ def product(
     residual_address: int = 0,
     residual_stride: int = 0,
     matrix_rows: int | None = None,
-    following: int = 0,
+    following: tuple[int, int] = (0, 0),
 ):
     """(step, words) of out[c, r] = W[r] . act[c] (+ residual[c, r], added after, as ggml_add does), float32.
 
     Strides are bytes; out may be the residual. matrix_rows: the rows of the whole matrix, where these are a part of it,
-    since F16's choice of kernel depends on it. following: the address of the matrix that is read next, to be asked for
-    ahead of time, or 0.
+    since F16's choice of kernel depends on it. following: the address of the matrix that is read next and its bytes, to
+    be asked for ahead of time, or zeros.
     """
     words = [1, 0, matrix_address, row_bytes, n_rows, width, out_address, out_stride, residual_address, residual_stride]
-    words += activation.words + _last_word(wtype, n_rows if matrix_rows is None else matrix_rows, width) + [following]
+    words += activation.words + _last_word(wtype, n_rows if matrix_rows is None else matrix_rows, width) + [*following]
     return activation.kind.product, words
 
 

@@ -17,11 +17,12 @@ from bankml.cpu.pool import next_item
 from bankml.cpu.quantize import quantize_blocks
 from bankml.cpu.row_groups import (
     chunk_of,
-    coming_group,
     even_tile,
     group_count,
     group_start,
     group_stride,
+    piece,
+    piece_count,
     share,
     write_group,
 )
@@ -31,10 +32,11 @@ GROUP, TILE, TABLE_BYTES = _kernels.GROUP, _kernels.TILE, _kernels.TABLE_BYTES
 build_tables, group_product, work_bytes = _kernels.build_tables, _kernels.group_product, _kernels.work_bytes
 
 BLOCK, BLOCK_BYTES = 128, 18
-MOST_GROUPS = 32  # of a work item with one column: a thread asks for its next item while it is at one
+AHEAD = 2  # row groups that are asked for early when there is one column
 TABLES_AT_MOST = 768 << 10  # bytes of a tile's tables, to stay in a core's L2 cache
-RESULTS = 64  # scratch of a thread: the tile its tables are of (-1: none), results, tables, the kernel's work area
-TABLES = RESULTS + 4 * TILE * GROUP
+# scratch of a thread: the tile its tables are of (-1: none), results, a row's quants and scales, tables, work area
+RESULTS = 64
+ROW = RESULTS + 4 * TILE * GROUP
 
 
 def tile_columns(width):
@@ -45,28 +47,59 @@ def tile_columns(width):
 def scratch_bytes(width):
     """Scratch per thread for rows of up to `width`."""
     tables = max(TABLES_AT_MOST if TILE > 1 else 0, TABLE_BYTES * width)
-    return TABLES + tables + work_bytes(width)
+    return ROW + (width * 9 // 8 + 63) // 64 * 64 + tables + work_bytes(width)
+
+
+@inner
+def _tables_at(width):
+    """Where the tables begin in a thread's scratch."""
+    return ROW + (width * 9 // 8 + 63) // 64 * 64
+
+
+@inner
+def _copy(source, target, size):
+    """Copy `size` bytes, a multiple of 8."""
+    for at in range(0, size, 8):
+        store_i64(target + at, load_i64(source + at))
 
 
 @inner
 def _fill(record, thread, threads, quantized):
-    n, _, x, x_stride, width, scratch, scratch_stride, q, d, table = arguments(record, 10)
-    store_i64(scratch + thread * scratch_stride, -1)
-    blocks = width // BLOCK
+    n, _, x, x_stride, width, scratch, scratch_stride, q, d = arguments(record, 9)
+    mine = scratch + thread * scratch_stride
+    store_i64(mine, -1)
+    if n == 1:
+        _fill_own(mine, x, width, q, d, quantized, thread == 0)
+        return
+    blocks = width // 32
     first, last = share(n * blocks, thread, threads)
-    for row in range(first // blocks, (last + blocks - 1) // blocks):
-        low, high = max(first - row * blocks, 0), min(last - row * blocks, blocks)
-        for block in range(low, high):
-            at = row * blocks + block
-            if not quantized:
-                quantize_blocks(x + row * x_stride + 512 * block, q + 128 * at, d + 16 * at, 4)
-            if n == 1:
-                build_tables(q + 128 * at, d + 16 * at, table, block, 0, 1)
+    row = first // blocks
+    while not quantized and first < last:
+        block = first - row * blocks
+        count = min(last - first, blocks - block)
+        quantize_blocks(x + row * x_stride + 128 * block, q + 32 * first, d + 4 * first, count)
+        first, row = first + count, row + 1
+
+
+@inner
+def _fill_own(mine, x, width, q, d, quantized, share_it):
+    """A single row and its tables in a thread's own scratch: taking them from another core would cost more."""
+    own_q, own_d, tables = mine + ROW, mine + ROW + width, mine + _tables_at(width)
+    if quantized:
+        _copy(q, own_q, width)
+        _copy(d, own_d, width // 8)
+    else:
+        quantize_blocks(x, own_q, own_d, width // 32)
+        if share_it:
+            _copy(own_q, q, width)
+            _copy(own_d, d, width // 8)
+    for block in range(width // BLOCK):
+        build_tables(own_q + 128 * block, own_d + 16 * block, tables, block, 0, 1)
 
 
 @step
 def fill_q1_0(record, thread, threads):
-    """Quantize n rows. A single one gets its tables too; of several, each thread makes a tile's when it needs them."""
+    """Quantize n rows. Of a single one every thread makes its own, with the tables: the next step needs no barrier."""
     _fill(record, thread, threads, False)
 
 
@@ -85,37 +118,60 @@ def _tables_of_tile(mine, q, d, column, columns, width):
         for c in range(columns):
             for block in range(blocks):
                 at = (column + c) * blocks + block
-                build_tables(q + 128 * at, d + 16 * at, mine + TABLES, block, c, columns)
+                build_tables(q + 128 * at, d + 16 * at, mine + _tables_at(width), block, c, columns)
         store_i64(mine, tile)
+
+
+@inner
+def _product_of_one(record, thread, threads):
+    """The product with a single column: memory is the limit, so what this thread reads next is asked for early."""
+    _, _, matrix, row_bytes, rows, width, out, _, residual, _ = arguments(record, 10)
+    scratch, scratch_stride, _, _, _, following, following_bytes = arguments(record, 17)[10:]
+    mine = scratch + thread * scratch_stride
+    own_q, own_d, table, results = mine + ROW, mine + ROW + width, mine + _tables_at(width), mine + RESULTS
+    groups, stride = group_count(rows, GROUP), group_stride(row_bytes, rows, GROUP)
+    work, pieces, size = table + TABLE_BYTES * width, piece_count(groups, threads), GROUP * row_bytes
+    then = following + following_bytes // threads * thread if following else matrix
+    item = thread
+    while item < pieces:
+        coming_item = threads + next_item(record)
+        group, last = piece(item, groups, threads)
+        next_piece = matrix + piece(coming_item, groups, threads)[0] * size if coming_item < pieces else then
+        while group < last:
+            ahead = group + AHEAD
+            coming = matrix + ahead * size if ahead < last else next_piece + (ahead - last) * size
+            w = matrix + group_start(group, rows, GROUP) * row_bytes
+            group_product(w, stride, own_q, own_d, table, 1, width, work, coming, results)
+            write_group(results, 1, group, rows, GROUP, out, 0, residual, 0)
+            group += 1
+        item = coming_item
 
 
 @step
 def product_q1_0(record, thread, threads):
     """out[c, r] = W[r] . act[c] (+ residual[c, r])."""
     n, _, matrix, row_bytes, rows, width, out, out_stride, residual, residual_stride = arguments(record, 10)
-    scratch, scratch_stride, q, d, table, most, following = arguments(record, 17)[10:]
+    if n == 1:
+        _product_of_one(record, thread, threads)
+        return
+    scratch, scratch_stride, q, d, most = arguments(record, 15)[10:]
     mine = scratch + thread * scratch_stride
+    table = mine + _tables_at(width)
     tile, groups, stride = even_tile(n, most), group_count(rows, GROUP), group_stride(row_bytes, rows, GROUP)
-    work = mine + TABLES + TABLE_BYTES * width * most
+    work = table + TABLE_BYTES * width * most
     tiles = (n + tile - 1) // tile
     chunk = chunk_of(groups, tiles, threads)
-    if n == 1:
-        chunk = min(chunk, MOST_GROUPS)
     chunks = (groups + chunk - 1) // chunk
-    ahead, end = threads * chunk * GROUP * row_bytes, matrix + rows * row_bytes
     item = next_item(record)
     while item < tiles * chunks:
         column, first = item // chunks * tile, item % chunks * chunk
         columns = min(tile, n - column)
-        if n > 1:
-            table = mine + TABLES
-            _tables_of_tile(mine, q, d, column, columns, width)
+        _tables_of_tile(mine, q, d, column, columns, width)
         q_tile, d_tile, out_tile = q + column * width, d + column * width // 8, out + column * out_stride
         residual_tile = residual + column * residual_stride if residual else 0
         for group in range(first, min(first + chunk, groups)):
             w = matrix + group_start(group, rows, GROUP) * row_bytes
-            coming = coming_group(w, ahead, end, following)
-            group_product(w, stride, q_tile, d_tile, table, columns, width, work, coming, mine + RESULTS)
+            group_product(w, stride, q_tile, d_tile, table, columns, width, work, 0, mine + RESULTS)
             write_group(
                 mine + RESULTS, columns, group, rows, GROUP, out_tile, out_stride, residual_tile, residual_stride
             )

@@ -7,6 +7,7 @@ matrix of fewer than `size` rows is computed one row at a time (a row stride of 
 from bankml.cpu.compile import inner
 from bankml.cpu.floats import load_f32, store_f32
 
+LAST_PIECE = 2  # row groups of the smallest work item when a thread reads on through a stretch
 ITEMS_PER_THREAD = 8  # work items a thread should find, so that a slow one does not hold up the others
 
 
@@ -62,12 +63,27 @@ def even_tile(n, most):
 
 
 @inner
-def coming_group(w, ahead, end, following):
-    """What to ask for now: `ahead` bytes on in the matrix, or as far into the one that follows, if one does."""
-    place = w + ahead
-    if place < end or following == 0:
-        return min(place, end)
-    return following + place - end
+def piece(item, groups, threads):
+    """The half-open range of row groups of a work item when every thread reads on through a stretch of its own.
+
+    A thread's first item, the one of its number, is half of its stretch; the next one of that stretch is half of what
+    is left, and so on: long runs in memory, and little to wait for in the end. Empty past the last one.
+    """
+    first, last = share(groups, item % threads, threads)
+    level, size = item // threads, last - first
+    left = size >> level
+    if level > 0 and size >> (level - 1) <= LAST_PIECE:
+        return last, last
+    return last - left, last if left <= LAST_PIECE else last - (size >> (level + 1))
+
+
+@inner
+def piece_count(groups, threads):
+    """One more than the last item that is not empty."""
+    size, levels = (groups + threads - 1) // threads, 1
+    while size > LAST_PIECE:
+        size, levels = size >> 1, levels + 1
+    return levels * threads
 
 
 @inner

@@ -5,7 +5,7 @@ import pytest
 
 from bankml.blocks import F16, Q1_0, Q1_0_BLOCK, Q2_0, Q2_0_BLOCK
 from bankml.cpu import f16, products, q1_0, q2_0
-from bankml.cpu.pool import Pool, program
+from bankml.cpu.pool import ARGUMENTS, Pool, program
 from tests import inputs
 from tests.cpu.levels import OTHER_LEVELS, rerun_at, rerun_without_extras
 
@@ -129,7 +129,7 @@ def test_products_share_a_filling_and_n_is_patched(kind, threads):
         steps.append((code, False, words))
     whole = program(*steps)
     for n in (20, 1, 9, 2, 1, 20):
-        whole[:, 16] = n
+        whole[:, ARGUMENTS] = n
         pool.run(whole)
         for w, out in zip(matrices, outs, strict=True):
             assert same(np.ascontiguousarray(out[:n, : len(w)]), products.mm(pool, wtype, w, x[:n]))
@@ -153,7 +153,7 @@ def test_a_part_of_a_matrix(kind, n, pool):
                 wtype, part.ctypes.data, part.shape[1], len(part), 256, activation, *target, matrix_rows=rows
             )
             steps = program(*activation.fill(x.ctypes.data, 256, x.strides[0]), (code, True, words))
-            steps[:, 16] = n
+            steps[:, ARGUMENTS] = n
             pool.run(steps)
             assert same(np.ascontiguousarray(out[:, first:last]), np.ascontiguousarray(whole[:, first:last]))
             assert (out[:, :first] == 0).all() and (out[:, last:] == 0).all()
