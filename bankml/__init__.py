@@ -29,11 +29,14 @@ _EXPORTS = {
     "Sampler": "sampler",
     "Kernel": "cpu.attention",
     "Rope": "cpu.rope",
+    "fwht": "cpu.fwht",
     "kernel_for": "cpu.attention",
     "padded_kv": "cpu.attention",
     "rms_norm_mul": "cpu.norm",
+    "rot_k_size": "cpu.fwht",
     "swiglu": "cpu.swiglu",
     "v_expf": "cpu.swiglu",
+    "vec_dot_q8_0_q8_0": "cpu.dot_q8_0",
 }
 
 __all__ = [  # noqa: PLE0604
