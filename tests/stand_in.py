@@ -80,6 +80,9 @@ class Weights:
     def card_report(self):
         return None
 
+    def close(self):
+        pass
+
     def path(self, rows, cells, kind):
         return 0
 

@@ -38,6 +38,7 @@ LAYERS = [
         "quantizers",
         "shapes",
         "prompts",
+        "conversation",
         "text_stream",
     },
     {"cpu", "gpu"},

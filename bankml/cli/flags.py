@@ -131,6 +131,38 @@ def params(args, kv, **more) -> Params:
     return Params.from_gguf(kv, **{"temperature": 0.0} | given | more)
 
 
+def model(parser):
+    """Which model: -m."""
+    parser.add_argument(
+        "-m",
+        "--model",
+        type=text,
+        metavar="MODEL",
+        help="a GGUF file or a model's name (default: SmolLM2, fetched once)",
+    )
+
+
+def length(parser):
+    """How long an answer may be: --max."""
+    parser.add_argument(
+        "--max", type=_WHOLE, metavar="N", help="stop after N tokens (default: when the context is full)"
+    )
+
+
+def asking(group):
+    """How the question is put, and where the answer ends: --system, --no-think, --stop."""
+    group.add_argument("--system", metavar="S", help="a system message in front of the prompt")
+    group.add_argument("--no-think", action="store_true", help="ask the template for an answer without thinking")
+    group.add_argument(
+        "--stop",
+        type=text,
+        action="append",
+        default=[],
+        metavar="S",
+        help="end the answer before this text (may be given more than once)",
+    )
+
+
 def live(parser):
     """--live."""
     parser.add_argument(

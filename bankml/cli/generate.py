@@ -6,14 +6,16 @@ import secrets
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 from bankml import environment
 from bankml.cli import card_words, flags, given
-from bankml.cli.signals import Interrupts, tell_of_lost_data
+from bankml.cli.opening import open_engine, open_prompts, put, say, template
+from bankml.cli.signals import Interrupts
 from bankml.errors import UsageError
 from bankml.snapshot import LOADING, Snapshot
 
-CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+NO_VIEW = SimpleNamespace(leave=lambda: None)  # in the place of a live view, where none was asked for
 
 NOTES = """\
 The prompt goes through the model's chat template as a user message. Without
@@ -27,41 +29,16 @@ def arguments(parser):
     """What the command takes."""
     parser.epilog = NOTES
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; '-' is all of stdin")
-    parser.add_argument(
-        "-m",
-        "--model",
-        type=flags.text,
-        metavar="MODEL",
-        help="a GGUF file or a model's name (default: SmolLM2, fetched once)",
-    )
+    flags.model(parser)
     parser.add_argument("-f", "--file", type=flags.text, metavar="FILE", help="read the prompt from FILE")
-    parser.add_argument(
-        "--max",
-        type=flags.number(int, 0, 2**31 - 1, f"a whole number from 0 to {2**31 - 1}"),
-        metavar="N",
-        help="stop after N tokens (default: when the context is full)",
-    )
+    flags.length(parser)
     flags.sampling(parser)
     group = parser.add_argument_group("prompt")
     group.add_argument("--raw", action="store_true", help="take the prompt as it is, without the chat template")
-    group.add_argument("--system", metavar="S", help="a system message in front of the prompt")
-    group.add_argument("--no-think", action="store_true", help="ask the template for an answer without thinking")
-    group.add_argument(
-        "--stop",
-        type=flags.text,
-        action="append",
-        default=[],
-        metavar="S",
-        help="end the answer before this text (may be given more than once)",
-    )
+    flags.asking(group)
     flags.machine(parser)
     flags.live(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object when the answer is complete")
-
-
-def say(message):
-    """One line on stderr."""
-    print(f"bankml: {message}", file=sys.stderr, flush=True)
 
 
 def run(args) -> int:
@@ -86,13 +63,6 @@ def run(args) -> int:
         return interrupts.exit_code if answer.interrupted else 0
 
 
-class NoView:
-    """In the place of a live view, where none was asked for."""
-
-    def leave(self):
-        """There is nothing to leave."""
-
-
 class Answer:
     """One run of the command: loads, writes the answer as it comes, and tells how it went."""
 
@@ -103,40 +73,24 @@ class Answer:
         self.weights = self.generation = None
         self.n_prompt, self.text, self.written, self.interrupted = 0, "", "", False
         self.on_terminal = not args.json and sys.stdout.isatty()
-        self.view, self.streams = NoView(), not args.json
+        self.view, self.streams = NO_VIEW, not args.json
 
     def load(self):
         """Read the prompt and the model; the prompt is checked before anything is computed."""
-        from bankml import models
         from bankml.kv_cache import KvType
-        from bankml.prompts import Prompts
 
         args = self.args
         kind = KvType.from_environment(args.cache_type)
         prompt = read_prompt(args)
-        path = models.resolve(args.model) if args.model is not None else models.default_model()
-        prompts = Prompts.open(path, args.ctx or flags.N_CTX)
-        if args.ctx and args.ctx > prompts.n_ctx:
-            say(
-                f"--ctx {args.ctx} is beyond the {prompts.n_ctx} tokens the model was trained on; those are the context"
-            )
+        prompts = open_prompts(args)
         params = flags.params(args, prompts.header.kv, seed=self.seed)
-        if args.raw:
-            tokens = prompts.tokens(prompt)
-        else:
-            tokens = prompts.tokens(messages(prompt, args), **({"enable_thinking": False} if args.no_think else {}))
+        tokens = prompts.tokens(prompt) if args.raw else prompts.tokens(messages(prompt, args), **template(args))
         self.n_prompt = len(tokens)
         self.interrupts.check()
-        from bankml.engine import Engine
-        from bankml.forward import Weights
-
         if args.live:
-            self._watch(path.stem)
-        tell_of_lost_data(path, self.view.leave)
-        self.weights = Weights.open(path, gpu=card_words.wanted(args), threads=args.threads)
-        for line in card_words.joining(args, self.weights.card_notes):
-            say(line)
-        engine = Engine(self.weights, prompts, kind=kind, n_ubatch=args.ubatch, cache_ram=0)
+            self._watch(prompts.header.path.stem)
+        engine = open_engine(args, prompts, kind, cache_ram=0, lost=self.view.leave)
+        self.weights = engine.weights
         self.generation = engine.generate(tokens, params, max_tokens=args.max, stop=args.stop)
         self.loaded_at = time.monotonic()
         self.interrupts.check()
@@ -164,9 +118,7 @@ class Answer:
 
     def _put(self, text):
         self.written += text
-        shown = text.translate(CONTROL) if self.on_terminal else text
-        sys.stdout.buffer.write(shown.encode())
-        sys.stdout.buffer.flush()
+        put(text, self.on_terminal)
 
     def break_off(self):
         """After an interrupt: whatever of the answer is not on stdout yet goes there."""
@@ -264,7 +216,7 @@ def _given_prompt(args) -> bytes:
 
 
 def messages(prompt: bytes, args) -> list[dict]:
-    """The prompt as a user message; bytes that are not UTF-8 are carried along, the tokenizer knows what to make of it."""
+    """The prompt as a user message; bytes that are not UTF-8 are carried along, for the tokenizer."""
     user = {"role": "user", "content": prompt.decode("utf-8", "surrogateescape")}
     return [user] if args.system is None else [{"role": "system", "content": args.system}, user]
 

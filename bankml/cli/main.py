@@ -14,6 +14,7 @@ from bankml.version import __version__
 # name -> what it does; the module of the same name (with _ for -) has `arguments(parser)` and `run(args) -> int`.
 COMMANDS = {
     "generate": "answer a prompt",
+    "chat": "have a conversation",
     "guard": "say whether a file is safe to load, and why not",
     "info": "print what a model file says of itself",
     "verify": "check a whole model file, then print its SHA-256",
