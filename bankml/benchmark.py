@@ -23,6 +23,7 @@ from bankml.snapshot import Snapshot
 
 COLLAPSED = 0.8
 TRIES = 4  # extra runs of the reference to replace collapsed ones
+SETTLE = 0.02  # seconds until the other engine's threads have stopped spinning
 PATIENCE = 60  # seconds of the reference's runs of one kind, beyond which there are fewer rounds
 SEED = 7
 
@@ -202,6 +203,7 @@ class Bench:
 
 
 def _timed(tokens, work):
+    time.sleep(SETTLE)
     start = time.perf_counter()
     result = work()
     return tokens / (time.perf_counter() - start), result

@@ -191,16 +191,19 @@ class Weights(Pieces):
 
     def decode(self, caches, token: int) -> np.ndarray:
         """Run one token at the next position; returns its result_norm, float32 (n_embd,)."""
-        return self.prefill(caches, (token,))
+        return self.step_with(caches, token, None)
 
     def step(self, caches, token: int) -> np.ndarray:
         """`decode`, but always with the reference attention kernel."""
         return self.step_with(caches, token, Kernel.reference())
 
-    def step_with(self, caches, token: int, kernel: Kernel) -> np.ndarray:
-        """One token at the next position with a given attention kernel; returns result_norm, float32 (n_embd,)."""
+    def step_with(self, caches, token: int, kernel: Kernel | None) -> np.ndarray:
+        """One token at the next position with a given attention kernel (None: the one that the reference would take);
+        returns result_norm, float32 (n_embd,).
+        """
         tokens = self._ids((token,))
         with self._alone(), self._growing(caches, 1) as start:
+            kernel = kernel or kernel_for(1, start + 1, self.llama_threads, caches[0].kind.value)
             return self._micro_batch(self._layers_of(N_UBATCH), caches, tokens, start, 1, kernel, None, 0)[0]
 
     def _micro_batch(self, layers, caches, tokens, position, n_out, kernel, each, first):

@@ -109,7 +109,7 @@ class Layers:
             self._single[output] = self.logits_records(rows, out, output)
             self.watch("logits", self._single[output])
         records = self._single[output]
-        records[0, FILLED], records[-1, OUT] = rows.ctypes.data, out.ctypes.data
+        records[0, FILLED], records[-1, OUT] = (x.__array_interface__["data"][0] for x in (rows, out))
         workers.run(records)
 
     def logits_records(self, rows, out, output):

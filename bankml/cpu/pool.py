@@ -271,6 +271,7 @@ class Pool:
             self._word(SEMAPHORES + LINES * number + CPU).value = -1
         start = (self._mailbox - self._memory.ctypes.data + SEMAPHORES + WAITED) // 8
         self._crew = _Crew(self._memory[start :: LINES // 8][: self.workers])
+        self._taken = self._word(TAKEN)
         for offset, value in ((SHARES, self.threads), (WORKERS, self.workers), (TIMEOUT, 1)):
             self._word(offset).value = value
         self._helpers = []
@@ -284,8 +285,8 @@ class Pool:
     def run(self, program: np.ndarray):
         """Run a program, an int64 array (n_steps, RECORD), to its end."""
         with self._lock:
-            self._run(self._mailbox, program.ctypes.data, len(program))
-            if self.workers > 1 and self._crew.after(self._word(TAKEN).value):
+            self._run(self._mailbox, program.__array_interface__["data"][0], len(program))
+            if self.workers > 1 and self._crew.after(self._taken.value):
                 self._word(WORKERS).value = self._crew.active
 
     def thread_ids(self) -> list[int]:
