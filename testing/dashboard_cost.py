@@ -15,9 +15,6 @@ import subprocess
 import sys
 import termios
 from dataclasses import replace
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bankml import models
 from bankml.dashboard import Live

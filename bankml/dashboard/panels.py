@@ -180,7 +180,7 @@ def caches(s: Snapshot, width: int) -> Block:
     if p := s.prompt_cache:
         parts = [words((f"{p.hits} of {p.lookups} prompts", GOOD if p.hits else draw.PLAIN))]
         parts.append(words(f"{figures.count(p.tokens)} tokens"))
-        parts += [words((f"{p.entries} kept", FAINT))] if p.entries is not None else []
-        parts += [words((figures.size(p.bytes), FAINT))] if p.bytes is not None else []
+        parts += [words((f"{p.entries} kept", FAINT))] if p.entries else []
+        parts += [words((figures.size(p.bytes), FAINT))] if p.bytes else []
         lines += draw.flow(words((f"{'reused':<{LABEL}}", FAINT)), parts, width)
     return lines

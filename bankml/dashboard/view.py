@@ -8,6 +8,7 @@ from bankml.snapshot import Snapshot
 
 SMALL_WIDTH, SMALL_HEIGHT = 60, 16  # below, there are no frames
 WIDE_WIDTH, WIDE_HEIGHT = 140, 30  # from there on, the answer stands beside the rest
+TALLEST = 18  # rows of the speed's panel, at most, where it stands beside the answer
 ANSWER = 5  # rows at least that the answer's panel takes
 
 
@@ -97,10 +98,8 @@ def _wide(s, width, height, heading) -> Block:
     """A column of figures, and the answer beside it."""
     left = min(96, width * 2 // 5) if s.answer is not None else width
     inner = left - 4
-    parts = []
-    if machine := _machine(s, inner, min(4, max(1, -(-len(s.threads) // 2)))):
-        parts.append(box("machine", machine, left, len(machine) + 2))
-    used = sum(map(len, parts))
+    parts, machine = [], _machine(s, inner, min(4, max(1, -(-len(s.threads) // 2))))
+    used = len(machine) + 2 if machine else 0
     name, note = panels.budget_title(s)
     kinds = len([t for t in s.budget.values() if t > 0])
     if kinds:
@@ -108,9 +107,10 @@ def _wide(s, width, height, heading) -> Block:
         parts.insert(0, box(name, panels.budget(s, inner, room - 2), left, room, note))
         used += room
     if _has_top(s) and height - used >= 5:
-        room = height - used if s.rates else 2 + len(panels.speed(s, inner, 1))
+        room = min(height - used, TALLEST) if s.rates else 2 + len(panels.speed(s, inner, 1))
         parts.insert(0, box("speed", panels.speed(s, inner, room - 2), left, room))
-        used += room
+    if machine:
+        parts.append(box("machine", machine, left, height - sum(map(len, parts))))
     column = [line for part in parts for line in part]
     column = [*column, *([draw.fit([], left)] * (height - len(column)))][:height]
     if s.answer is None:
