@@ -163,6 +163,21 @@ def test_what_a_cut_leaves_behind_is_given_back(width):
 
 
 @pytest.mark.parametrize(
+    ("flag", "variable", "kind"),
+    [(None, "", "f16"), (None, "q8_0", "q8_0"), ("q8_0", "", "q8_0"), ("f16", "q8_0", "f16"), ("q8_0", "f16", "q8_0")],
+)
+def test_a_flag_beats_the_environment(flag, variable, kind, monkeypatch):
+    monkeypatch.setenv("BANKML_CACHE_TYPE", variable)
+    assert KvType.from_environment(flag) is KvType(kind)
+
+
+def test_a_bad_variable_is_refused_beside_a_flag(monkeypatch):
+    monkeypatch.setenv("BANKML_CACHE_TYPE", "q5_1")
+    with pytest.raises(UsageError, match="BANKML_CACHE_TYPE: cache type 'q5_1' is unknown; it is one of f16, q8_0"):
+        KvType.from_environment("q8_0")
+
+
+@pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda w: w.prefill([*w.caches(KvType.Q8_0)[:1], *w.caches()[1:]], [1]), "unequal type"),

@@ -8,6 +8,7 @@ import pytest
 from bankml.cli.oracle import engine_stages
 from bankml.convert import convert
 from bankml.forward import Weights
+from bankml.kv_cache import KvType
 from bankml.oracle import record
 from bankml.oracle.compare import compare
 from bankml.oracle.model import ReferenceModel
@@ -38,6 +39,15 @@ def test_every_row_is_the_references(real, weights, reference):
     with ReferenceModel(path, n_ctx=512) as model:
         for run in models.runs(name):
             got = engine_stages(weights, *run.tokens(name), run.outputs)
+            for stage in compare(models.reference_stages(model, name, run), got):
+                assert stage.same, f"{name}, {run}: {stage.as_dict()}"
+
+
+def test_every_row_over_a_q8_0_cache_is_the_references(real, weights, reference):
+    name, path = real
+    with ReferenceModel(path, n_ctx=512, cache="q8_0") as model:
+        for run in (models.Run(2, "all"), models.Run(20, forced=4)):
+            got = engine_stages(weights, *run.tokens(name), run.outputs, kind=KvType.Q8_0)
             for stage in compare(models.reference_stages(model, name, run), got):
                 assert stage.same, f"{name}, {run}: {stage.as_dict()}"
 
