@@ -54,8 +54,14 @@ def run(args) -> int:
     lines = Lines()
     prompts = open_prompts(args)
     params = flags.params(args, prompts.header.kv)
-    with ended_by_sigterm(), open_engine(args, prompts, kind, cache_ram=limit) as engine:
-        chat = Chat(args, engine, params, lines)
+    views = []  # the live view, if there is one
+
+    def lost():
+        for view in views:
+            view.leave()
+
+    with ended_by_sigterm(), open_engine(args, prompts, kind, cache_ram=limit, lost=lost) as engine:
+        chat = Chat(args, engine, params, lines, views)
         if lines.on_terminal:
             say(f"{engine.name}, context of {engine.n_ctx} tokens; /help lists the commands, Ctrl-D leaves")
         return chat.converse()
@@ -78,8 +84,8 @@ def ended_by_sigterm():
 class Chat:
     """The conversation, and what a line of input does with it."""
 
-    def __init__(self, args, engine, params, lines):
-        self.args, self.engine, self.params, self.lines = args, engine, params, lines
+    def __init__(self, args, engine, params, lines, views):
+        self.args, self.engine, self.params, self.lines, self.views = args, engine, params, lines, views
         self.talk = Conversation(args.system)
         self.last = None  # the last answer's Generation
         self.on_terminal, self.refused = sys.stdout.isatty(), False
@@ -124,9 +130,10 @@ class Chat:
         generation = self.engine.generate(
             self.talk.asked(text), self.params, max_tokens=self.args.max, stop=self.args.stop, **template(self.args)
         )
-        self.last = generation
-        with generation, stopped_by_ctrl_c(generation), self._view(generation) as hides:
+        self.last, parts = generation, []
+        with generation, stopped_by_ctrl_c(generation), self._view(parts) as hides:
             for step in generation:
+                parts.append(step.text)
                 if step.text and not hides:
                     put(step.text, self.on_terminal)
         if hides:
@@ -143,14 +150,15 @@ class Chat:
             say("the context is full: /reset begins anew, --ctx makes it larger")
 
     @contextlib.contextmanager
-    def _view(self, generation):
-        """The live view, if it is wanted; yields whether it hides the answer till its end."""
+    def _view(self, parts):
+        """The live view, if it is wanted, of an answer in parts; yields whether it hides the answer till its end."""
         if not self.args.live:
             yield False
             return
         from bankml.dashboard import Live
 
-        with Live(lambda: replace(self.engine.snapshot(), answer=generation.text)) as live:
+        with Live(lambda: replace(self.engine.snapshot(), answer="".join(parts))) as live:
+            self.views[:] = [live]
             yield live.terminal and self.on_terminal
 
     def reset(self, rest: str):
