@@ -193,7 +193,7 @@ def test_prompts_of_any_kind(engine):
 
 
 def test_its_own_cost_is_a_small_part_of_a_token(engine, monkeypatch):
-    """A token of a Bonsai-1.7B-shaped model takes 20 ms or more; the engine's part, measured 6 us, is to be under 1 %."""
+    """A token of a Bonsai-1.7B-shaped model takes 20 ms or more; the engine's part, 6 us here, is to be under 1 %."""
     engine, row = engine("x", n_ctx=512), np.zeros(stand_in.VOCABULARY, np.float32)
     row[65] = 1
     monkeypatch.setattr(stand_in.Weights, "decode", lambda self, caches, token: caches[0].append(token))
