@@ -1,11 +1,11 @@
 """Q1_0 products with AVX2: 32 rows in the byte lanes, sums of four activations looked up by `vpshufb`.
 
 The sum of four signed activations fits ten bits once 512 is added: two tables of 16 bytes, low and high. A group's
-bytes are transposed first, so that one vector holds the same byte of 32 rows. Lane j of the reference's eight is the
-j-th four of each 32; all its 128-blocks are done before the next lane, and the four vectors of rows stay in registers.
+half bytes are transposed first, so that one vector holds the same one of 32 rows. Lane j of the reference's eight is
+the j-th four of each 32; all its 128-blocks are done before the next lane, and the vectors of rows stay in registers.
 
-Tables of a tile: [128-block][column][32-block][lane][low 16, high 16]. The work area: bytes [block][16][32], scales
-float32 [block][4][8], lanes float32 [8][4][8]; four vectors of rows, 4a..4a+3 and 16+4a..16+4a+3 in vector a.
+Tables of a tile: [128-block][column][32-block][lane][low 16, high 16]. The work area: half bytes [block][32][32],
+scales float32 [block][4][8], lanes float32 [8][4][8]; four vectors of rows, 4a..4a+3 and 16+4a..16+4a+3 in vector a.
 """
 
 from bankml.cpu.compile import inner
@@ -15,14 +15,14 @@ from bankml.cpu.simd import f32, i8, i16, i32, i64, vec, vector
 GROUP = 32
 TILE = 8
 TABLE_BYTES = 8  # per activation
-BYTES, SCALES, LANES = 512, 128, 8 * 4 * 32  # of a block, of a block, of all lanes
+HALVES, SCALES, LANES = 1024, 128, 8 * 4 * 32  # bytes of a block, of a block, of all lanes
 BIAS = 512
 MAGIC = 0x4B00  # as the upper half of a float32 it makes 2^23 + the lower half
 
 
 def work_bytes(width):
     """Bytes of scratch that a group's product needs."""
-    return width // 128 * (BYTES + SCALES) + LANES
+    return width // 128 * (HALVES + SCALES) + LANES
 
 
 @vector
@@ -63,10 +63,10 @@ def _unpack(b, x, y, high):
 
 @vector
 def _transpose(b, w, stride, blocks, turned, scales):
-    """The bytes of 32 rows' blocks, transposed, and their scales."""
+    """The half bytes of 32 rows' blocks, transposed, and their scales."""
     rows = [b.pointer(b.add(w, b.mul(stride, r))) for r in range(GROUP)]
     ahead = b.pointer(b.add(w, b.mul(stride, GROUP)))
-    bytes_out, scales_out = b.pointer(turned), b.pointer(scales)
+    halves_out, scales_out = b.pointer(turned), b.pointer(scales)
 
     def block(i, _):
         offset = b.mul(i, 18)
@@ -78,7 +78,10 @@ def _transpose(b, w, stride, blocks, turned, scales):
         for _ in range(4):
             x = [_unpack(b, x[e // 2], x[e // 2 + 8], e % 2 == 1) for e in range(16)]
         for j, v in enumerate(x):
-            b.store(v, b.at(bytes_out, b.add(b.mul(i, BYTES), 32 * j)), 32)
+            upper = b.cast(b.ir.lshr(b.cast(v, vec(i16, 16)), b.splat(i16, 16, 4)), vec(i8, 32))
+            for half, nibbles in enumerate((v, upper)):
+                place = b.at(halves_out, b.add(b.mul(i, HALVES), 64 * j + 32 * half))
+                b.store(b.ir.and_(nibbles, b.splat(i8, 32, 15)), place, 32)
         for a in range(4):
             members = [4 * a + e for e in range(4)] + [16 + 4 * a + e for e in range(4)]
             d0 = scales_of_rows(b, [b.at(rows[r], offset) for r in members])
@@ -101,21 +104,16 @@ def _look_up(b, table, index):
 def _column(b, turned, scales, table, table_stride, d, blocks, lanes, results):
     """32 rows times one column."""
     build = b.ir
-    bytes_in, scales_in, tables, d1, out = (b.pointer(p) for p in (turned, scales, table, d, lanes))
+    halves_in, scales_in, tables, d1, out = (b.pointer(p) for p in (turned, scales, table, d, lanes))
     upper, bias = b.splat(i16, 16, MAGIC), b.splat(f32, 8, float((1 << 23) + BIAS))
 
     def lane(j, _):
-        shift = build.trunc(b.mul(build.and_(j, b.int(1)), 4), i16)
-        byte = b.mul(build.lshr(j, b.int(1)), 32)
-
         def block(i, acc):
-            here = b.at(bytes_in, b.add(b.mul(i, BYTES), byte))
+            here = b.at(halves_in, b.add(b.mul(i, HALVES), b.mul(j, 32)))
             entries = b.at(tables, b.add(b.mul(i, table_stride), b.mul(j, 32)))
             sums = [None] * 4
             for k in range(4):
-                words = build.lshr(b.load(b.at(here, 128 * k), vec(i16, 16), 32), b.broadcast(shift, 16))
-                index = build.and_(b.cast(words, vec(i8, 32)), b.splat(i8, 32, 15))
-                pair = _look_up(b, b.at(entries, 256 * k), index)
+                pair = _look_up(b, b.at(entries, 256 * k), b.load(b.at(here, 256 * k), vec(i8, 32), 32))
                 scale = scalar_at(b, b.at(d1, b.add(b.mul(i, 16), 4 * k)), f32, 8)
                 for a in range(4):
                     exact = build.fsub(b.cast(_unpack(b, pair[a // 2], upper, a % 2 == 1), vec(f32, 8)), bias)
@@ -138,7 +136,7 @@ def _column(b, turned, scales, table, table_stride, d, blocks, lanes, results):
 def group_product(w, stride, q, d, table, columns, width, work, coming, results):
     """results[column][row] of 32 rows and a tile's columns, from the tile's tables."""
     blocks = width // 128
-    scales = work + blocks * BYTES
+    scales = work + blocks * HALVES
     _transpose(w, stride, blocks, work, scales)
     for c in range(columns):
         lanes, d1 = scales + blocks * SCALES, d + c * width // 8
