@@ -18,6 +18,7 @@ from bankml.dashboard import draw, figures, render
 from bankml.dashboard.answer import tail
 from bankml.snapshot import Cache, Device, Prompt, PromptCache, Snapshot
 from tests import gguf_writer, stand_in
+from tests.models import build
 from tests.terminal import Terminal
 
 SCRIPT = Path(stand_in.__file__)
@@ -326,3 +327,40 @@ def test_a_real_run_is_measured(small_model):
     assert sum(int(row[2]) for row in rows) == pytest.approx(100, abs=len(rows))
     assert sum(float(row[1]) for row in rows) == pytest.approx(1000 / shown, rel=0.6)
     assert "1,000 of 1,000 tokens" in text and "first token" in text and "100% of the rows" in text
+
+
+def test_a_file_that_is_cut_while_it_is_in_use_gives_the_terminal_back(small_model, tmp_path):
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(small_model.read_bytes())
+    command = [sys.executable, "-m", "bankml", "generate", "--live", "-m", str(path), "--raw", "hello"]
+    with Terminal(command) as terminal:
+        terminal.until("decoding", "of 4,096 cells")
+        os.truncate(path, 4096)
+        assert terminal.end() == 1 and terminal.is_as_before()
+        assert "was the file cut while it was in use?" in terminal.running_text
+
+
+def test_ctrl_c_in_a_chat_ends_the_answer_and_its_view(model):
+    command = [sys.executable, str(SCRIPT), "chat", "--live", "-m", str(model)]
+    with Terminal(command, env={"STAND_IN": json.dumps({"answer": STORY, "token_s": 0.01})}) as terminal:
+        terminal.until("/help")
+        terminal.press(b"hi\r")
+        terminal.until("decoding", "answer", "Word 3 of")
+        terminal.press(b"\x03")
+        terminal.until("Word 0 of a story. Word 1 of", "stopped")
+        assert terminal.is_as_before() or terminal.screen.behind is None  # the line editor has settings of its own
+        terminal.press(b"/exit\r")
+        assert terminal.end() == 0 and terminal.is_as_before()
+
+
+def test_the_bench_shows_its_rows(tmp_path):
+    path = build("split-q1_0", tmp_path)
+    command = [sys.executable, "-m", "bankml", "bench", "--live", "-m", str(path), "--rounds", "2"]
+    with (
+        open(tmp_path / "table", "wb") as table,
+        Terminal([*command, "--prompt", "16", "--decode", "16", "--json"], stdout=table) as terminal,
+    ):
+        terminal.until("results, in tokens/s", "reference  ratio  bits")
+        assert terminal.end() == 0 and terminal.is_as_before()
+    rows = json.loads((tmp_path / "table").read_text())["rows"]
+    assert [(row["work"], row["bits_equal"]) for row in rows] == [("prompt", True), ("decode", True)]
