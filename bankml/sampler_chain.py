@@ -80,6 +80,12 @@ class Chain:
         self._set(**{name: _at(self._floats[i]) for i, name in enumerate(("LOGITS", "SPARE"))})
         self._steps = [getattr(self, f"_{name}") for name in active(params)]
         self._begins_with_top_k = self._steps[:1] == [self._top_k] and params.top_k <= HEAP_SORTED
+        self._temperature_used = params.temperature if params.temperature >= OVERFLOWS else 0.0
+        default = [step for step in (self._top_k, self._top_p, self._min_p, self._temperature) if step in self._steps]
+        self._default = None
+        if self._begins_with_top_k and self._steps == default and _f32(params.dynatemp_range) <= 0:
+            self._default = min(params.top_k, n), params.top_p, params.min_p, self._temperature_used
+            self._run_default = _call(sampling.default_chain)
 
     def _set(self, **words):
         for name, value in words.items():
@@ -92,6 +98,9 @@ class Chain:
         token was seen lately; losses: what DRY takes from tokens, None if nothing is said.
         """
         self._w[sampling.ROW] = _at(row)
+        if self._default:
+            self.token = self._run_default(self._words, *self._default, uniform)
+            return self.token
         self._chance, self._counts, self._losses, self.used_chance = chance, counts, losses, False
         if self._begins_with_top_k:
             finite, steps = _call(sampling.fill_largest)(self._words, min(self.params.top_k, self.n)), self._steps[1:]
@@ -174,7 +183,7 @@ class Chain:
 
     def _temperature(self):
         p = self.params
-        value = p.temperature if p.temperature >= OVERFLOWS else 0.0
+        value = self._temperature_used
         if _f32(p.dynatemp_range) <= 0:
             _call(sampling.temperature)(self._words, value)
         elif self._size > 1:

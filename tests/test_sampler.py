@@ -163,4 +163,4 @@ def test_the_default_chain_is_fast_over_qwen3s_vocabulary():
         start = time.perf_counter()
         sampler.sample(logits)
         best = min(best, time.perf_counter() - start)
-    assert best < 0.0002  # 0.015 ms here
+    assert best < 0.0001  # 0.015 ms here, 0.06 right after a decoded token: testing/sampler_cost.py

@@ -10,7 +10,7 @@ from numba.core import types
 from bankml.cpu.compile import inner
 from bankml.cpu.floats import f32_to_bits
 from bankml.cpu.level import level
-from bankml.cpu.simd import f32, i1, i32, i64, vec, vector
+from bankml.cpu.simd import CACHE_LINE, f32, i1, i32, i64, vec, vector
 
 SMALL = 16  # below this, libstdc++'s introsort leaves the work to a last insertion sort
 STACK = 3 * 64  # int64 words that `sort` wants beside
@@ -18,12 +18,15 @@ BUCKETS, BUCKET_SCALE, BUCKET_SHIFT = 128, 6.4, 64.0  # the reference's, over lo
 HEAP_SORTED = 128  # up to here the reference takes the largest with a heap, beyond with buckets
 LANES = {"avx512": 16, "avx2": 8, "generic": 4}[level()]
 BLOCK = 64
+AHEAD = 8192  # bytes: past the page that the hardware's own prefetching ends with
 
 
 @vector(returns=types.int64)
 def _some_above(b, address, bits):
     """Whether one of BLOCK float32 is larger than the one with these bits, or no number."""
     kind = vec(f32, LANES)
+    for line in range(4 * BLOCK // CACHE_LINE):
+        b.prefetch(b.pointer(address, AHEAD + CACHE_LINE * line))
     bound = b.broadcast(b.cast(b.ir.trunc(bits, i32), f32), LANES)
     found = b.zero(i1, LANES)
     for i in range(BLOCK // LANES):

@@ -1,7 +1,7 @@
 """The samplers of the chain, compiled: every candidate, sum and order as llama-sampler.cpp of b11192 has them.
 
 A sampler is an entry over the words of a chain (`WORDS`), which hold sizes and addresses; `sampler.py` calls one after
-the other. Sums run one by one in float32 (the draw's in double), `expf`, `logf` and `powf` are the C library's, and
+the other. Sums run one by one in float32 (the draw's in double), `expf`, `logf` and `powf` have glibc's bits, and
 ties fall as libstdc++ lets them (see `order.py`).
 """
 
@@ -12,12 +12,10 @@ from numba.core import types
 
 from bankml.cpu.compile import entry, inner
 from bankml.cpu.exponential import expf
-from bankml.cpu.logarithm import logf
+from bankml.cpu.logarithm import logf, powf
 from bankml.cpu.order import by_buckets, largest, sort, take_largest
 from bankml.cpu.simd import f32 as ir_f32
 from bankml.cpu.simd import i32, i64, vector
-
-powf = types.ExternalFunction("powf", types.float32(types.float32, types.float32))
 
 # SIZE candidates, sorted by logit if SORTED, all of the vocabulary in its order if WHOLE. Addresses of IDS, LOGITS, P,
 # ORDER, SPARE_IDS, SPARE (4 bytes for each of N) and STACK; of the ROW, float32 (N,). SEEN and LOSING: tokens in rising
@@ -111,10 +109,8 @@ def fill(words):
     return fine
 
 
-@entry(types.int64, types.int64, types.int64)
-def fill_largest(words, keep):
-    """The `keep` (1 to HEAP_SORTED) largest of the vocabulary as candidates, the rest untouched; 0 as `fill`."""
-    w = words_at(words)
+@inner
+def _fill_largest(w, keep):
     ids, logits, row, order = ints(w[IDS]), floats(w[LOGITS]), floats(w[ROW]), ints(w[ORDER])
     if not largest(w[ROW], row, w[N], keep, order, False):
         return 0
@@ -122,6 +118,12 @@ def fill_largest(words, keep):
         ids[i], logits[i] = order[i], row[order[i]]
     w[SIZE], w[SORTED], w[WHOLE] = keep, 1, 0
     return 1
+
+
+@entry(types.int64, types.int64, types.int64)
+def fill_largest(words, keep):
+    """The `keep` (1 to HEAP_SORTED) largest of the vocabulary as candidates, the rest untouched; 0 as `fill`."""
+    return _fill_largest(words_at(words), keep)
 
 
 @entry(types.void, types.int64, types.int64)
@@ -215,10 +217,8 @@ def typical_p(words, p):
     w[SIZE], w[SORTED], w[WHOLE] = kept, 0, 0
 
 
-@entry(types.void, types.int64, f32)
-def top_p(words, p):
-    """Of sorted candidates keep the fewest whose probabilities reach p; equals llama_sampler_top_p_apply."""
-    w = words_at(words)
+@inner
+def _top_p(w, p):
     room, total = _room(w), f32(0)
     _softmax(room, w[SIZE], True)
     for i in range(w[SIZE]):
@@ -226,6 +226,12 @@ def top_p(words, p):
         if total >= p and i + 1 >= w[MIN_KEEP]:
             w[SIZE] = i + 1
             break
+
+
+@entry(types.void, types.int64, f32)
+def top_p(words, p):
+    """Of sorted candidates keep the fewest whose probabilities reach p; equals llama_sampler_top_p_apply."""
+    _top_p(words_at(words), p)
 
 
 @entry(types.void, types.int64, f32)
@@ -252,6 +258,15 @@ def top_p_unsorted(words, p):
     w[SIZE], w[SORTED], w[WHOLE] = kept, 1, 0
 
 
+@inner
+def _min_p(w, p):
+    logits, kept = floats(w[LOGITS]), 1
+    bound = logits[0] + logf(p)
+    while kept < w[SIZE] and (logits[kept] >= bound or kept < w[MIN_KEEP]):
+        kept += 1
+    w[SIZE] = kept
+
+
 @entry(types.int64, types.int64, f32)
 def min_p(words, p):
     """Drop what is less likely than p times the likeliest; equals llama_sampler_min_p_apply.
@@ -259,14 +274,11 @@ def min_p(words, p):
     Of unsorted candidates at least `min_keep` must be left, else nothing is done and the result is 0: sort them first.
     """
     w = words_at(words)
-    room, size, kept = _room(w), w[SIZE], 0
-    bound = _top(room.logits, size, w[SORTED]) + logf(p)
     if w[SORTED]:
-        kept = 1
-        while kept < size and (room.logits[kept] >= bound or kept < w[MIN_KEEP]):
-            kept += 1
-        w[SIZE] = kept
+        _min_p(w, p)
         return 1
+    room, size, kept = _room(w), w[SIZE], 0
+    bound = _top(room.logits, size, False) + logf(p)
     for i in range(size):
         kept += room.logits[i] >= bound
     if kept < max(1, w[MIN_KEEP]):
@@ -335,13 +347,8 @@ def dynamic_temperature(words, middle, reach, exponent):
     _divide(room.logits, size, low + (high - low) * powf(entropy / most, exponent))
 
 
-@entry(types.int64, types.int64, types.float64)
-def draw(words, uniform):
-    """The token a draw in [0, 1) falls on, probabilities on the way; equals llama_sampler_dist_apply.
-
-    -1 if the largest logit is not finite.
-    """
-    w = words_at(words)
+@inner
+def _draw(w, uniform):
     room, size = _room(w), w[SIZE]
     top, total = _top(room.logits, size, w[SORTED]), 0.0
     if not -INFINITY < top < INFINITY:
@@ -358,6 +365,29 @@ def draw(words, uniform):
                 chosen = i
         room.p[i] = f32(types.float64(room.p[i]) / total)
     return types.int64(room.ids[chosen if chosen >= 0 else size - 1])
+
+
+@entry(types.int64, types.int64, types.float64)
+def draw(words, uniform):
+    """The token a draw in [0, 1) falls on, probabilities on the way; equals llama_sampler_dist_apply.
+
+    -1 if the largest logit is not finite.
+    """
+    return _draw(words_at(words), uniform)
+
+
+@entry(types.int64, types.int64, types.int64, f32, f32, f32, types.float64)
+def default_chain(words, keep, top, least, value, uniform):
+    """`fill_largest`, `top_p`, `min_p`, `temperature` and `draw` in one: after a decoded token each call is cold."""
+    w = words_at(words)
+    if not _fill_largest(w, keep):
+        return -1
+    if top < f32(1):
+        _top_p(w, top)
+    if least > f32(0):
+        _min_p(w, least)
+    _divide(floats(w[LOGITS]), w[SIZE], value)
+    return _draw(w, uniform)
 
 
 @entry(types.void, types.int64, types.int64, types.int64, types.int64, types.int64, types.int64)
