@@ -62,7 +62,11 @@ def main():
         with ReferenceModel(path, n_ctx=512) as model:
             asked = Asked(reference, model)
             cases = {name: asked.answer(*case[:3]) for name, case in answers.CASES.items()}
+        with ReferenceModel(path, n_ctx=512, cache="q8_0") as model:
+            asked = Asked(reference, model)
+            over_q8_0 = {name: asked.answer(*answers.CASES[name][:3]) for name in answers.OVER_Q8_0}
         recording = {"stamp": record.stamp(reference), "model": models.sha256(path), "cases": cases}
+        recording["over_q8_0"] = over_q8_0
     record.write(ROOT / "tests" / "golden" / "answers.json", recording)
     print(f"{len(cases)} answers recorded")
 

@@ -10,6 +10,8 @@ def chat(question: str, system: str = SYSTEM) -> str:
     return f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 
 
+OVER_Q8_0 = ("raw", "seeded")  # cases that are also recorded over a q8_0 cache
+
 # name -> (prompt as text, most tokens, sampling, the command's arguments beside those of the sampling)
 STORY = "Tell me a story about a fox."
 CASES = {

@@ -89,6 +89,12 @@ def test_answers_are_the_references_token_for_token(smollm2, name):
     assert got["seed"] == answers.CASES[name][2]["seed"]
 
 
+@pytest.mark.parametrize("name", answers.OVER_Q8_0)
+def test_answers_over_a_q8_0_cache(smollm2, name):
+    got = report(smollm2, "--cache-type", "q8_0", *flags_of(name), *answers.CASES[name][3])
+    assert [got["prompt_tokens"], got["tokens"], got["finish_reason"]] == GOLDEN["over_q8_0"][name]
+
+
 def test_the_first_question_of_the_readme(smollm2):
     done = generate(smollm2, "What is the capital of France?")
     assert (done.returncode, done.stdout) == (0, b"The capital of France is Paris.")
