@@ -5,26 +5,16 @@
  */
 #pragma OPENCL FP_CONTRACT OFF
 
-/* f16_bits_to_f32: the float32 of an IEEE half given as its bits. Integers only, so that a card which flushes
- * denormals or lacks half conversions still decodes a denormal scale to its exact value.
+/* The float32 of an IEEE half given as its bits, denormals too on a card that flushes them or lacks half conversions: no
+ * float32 here is one. A denormal half m is (1 + m/1024) * 2^-14 less 2^-14, exactly.
  */
 inline float f16_bits_to_f32(ushort half_bits)
 {
     uint sign = ((uint)half_bits & 0x8000u) << 16;
-    uint exponent = ((uint)half_bits >> 10) & 31u;
-    uint mantissa = (uint)half_bits & 0x3ffu;
-    if (exponent == 31u) {
-        return as_float(sign | 0x7f800000u | (mantissa << 13));
-    }
-    if (exponent == 0u) {
-        if (mantissa == 0u) {
-            return as_float(sign);
-        }
-        uint shift = clz(mantissa) - 21u; /* brings the leading one to bit 10 */
-        mantissa = (mantissa << shift) & 0x3ffu;
-        return as_float(sign | ((113u - shift) << 23) | (mantissa << 13));
-    }
-    return as_float(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+    uint bits = ((uint)half_bits & 0x7fffu) << 13;
+    float denormal = as_float(bits + 0x38800000u) - as_float(0x38800000u);
+    uint other = bits + (bits < 0x0f800000u ? 0x38000000u : 0x70000000u); /* infinities and NaNs keep their exponent */
+    return as_float(sign | (bits < 0x00800000u ? as_uint(denormal) : other));
 }
 
 /* A result as it is stored. Every sum of ours begins with +0, so none is -0; but a driver's fma(0, -1, 0) may be -0 (it

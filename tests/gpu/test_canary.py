@@ -1,5 +1,7 @@
 """The self-test finds every mistake that it was made for, and nothing on the drivers at hand."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -32,9 +34,9 @@ FAULTS = {
     ),
     "no rounding to odd": ([(FUSED, UNFUSED), ("if (lost != 0.0f &&", "if (false &&")], "q1_0 tie rows"),
     "no rounding to odd in q2_0": ([(FUSED, UNFUSED), ("if (lost != 0.0f &&", "if (false &&")], "q2_0 tie rows"),
-    "q1_0 denormal scales to zero": ([("if (mantissa == 0u) {", "if (true) {")], "q1_0 denormal scales"),
-    "q2_0 denormal scales to zero": ([("if (mantissa == 0u) {", "if (true) {")], "q2_0 denormal scales"),
-    "f16 denormals to zero": ([("if (mantissa == 0u) {", "if (true) {")], "f16 denormal scales"),
+    "q1_0 denormal scales to zero": ([("? as_uint(denormal)", "? 0u")], "q1_0 denormal scales"),
+    "q2_0 denormal scales to zero": ([("? as_uint(denormal)", "? 0u")], "q2_0 denormal scales"),
+    "f16 denormals to zero": ([("? as_uint(denormal)", "? 0u")], "f16 denormal scales"),
     "-128 does not wrap": (
         [
             (
@@ -122,12 +124,16 @@ def test_a_kernel_that_writes_too_much_is_caught(pocl, expected):
 
 
 def test_drivers_pass(each_driver, expected):
-    """The whole self-test, on every driver at hand, in good time."""
+    """The whole self-test, on every driver at hand, in good time: 20 s of two cores, the CPU kernels compiled before."""
+    for wtype in RUNNABLE:
+        first = next(canary_data.hard_cases(wtype))
+        expected(wtype, first.weights, first.activation)
+    begun = time.process_time()
     verdict = canary.prove(*each_driver, expected)
+    assert time.process_time() - begun < 40
     assert verdict.program is not None, verdict.reason
     names = {check.name for check in verdict.checks}
     assert {"q1_0 tie rows", "q2_0 tie rows", "f16 extreme", "f16 12288x4096 times 6", "q2_0 64x128 times 1"} <= names
-    assert verdict.seconds < 60
 
 
 def test_drivers_pass_with_the_software_fma(each_driver, expected):

@@ -159,6 +159,25 @@ def _triples(rng, n):
     yield (a * 2.0**-10).astype(np.float32), (b * 2.0**-24).astype(np.float32), (odd * 2.0).astype(np.float32)
 
 
+def test_every_half_is_decoded(each_driver):
+    """To the very float32, denormals, infinities and NaNs too."""
+    device, context = each_driver
+    cl, halves = opencl.load(), np.arange(65536, dtype=np.uint16)
+    text = program.source("exact.h") + (
+        "__kernel void decode(__global const ushort *bits, __global uint *out)\n"
+        "{\n    size_t i = get_global_id(0);\n    out[i] = as_uint(f16_bits_to_f32(bits[i]));\n}\n"
+    )
+    queue, out = cl.CommandQueue(context), np.zeros(65536, np.uint32)
+    kernel, held = Program(context, device.handle, text=text).kernel("decode"), [buffer(queue, halves)]
+    held.append(buffer(queue, out))
+    kernel.set_args(*held)
+    cl.enqueue_nd_range_kernel(queue, kernel, out.shape, None)
+    cl.enqueue_copy(queue, out, held[-1])
+    want = halves.view(np.float16).astype(np.float32).view(np.uint32)
+    number = halves & 0x7FFF <= 0x7C00
+    assert (out[number] == want[number]).all() and np.isnan(out[~number].view(np.float32)).all()
+
+
 def test_what_is_taken():
     assert takes(Q1_0, 128) and takes(Q2_0, 64) and takes(F16, 32)
     assert not takes(Q1_0, 64) and not takes(Q2_0, 32) and not takes(F16, 8) and not takes(F16, 0)
