@@ -1,8 +1,12 @@
 """expf, logf, sinf, cosf and powf of our own have glibc's bits: a sample; testing/check_libm.py takes all arguments."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import bankml
 from bankml.cpu.exponential import expf_array, expf_plain
 from bankml.cpu.logarithm import logf_plain, powf_plain
 from bankml.cpu.plain import libm
@@ -39,3 +43,16 @@ def test_plain_twins_equal_glibc():
 def test_expf_of_arrays_of_any_size(size):
     x = -np.abs(inputs.Source("libm-array").bell(size)) * np.float32(9)
     assert np.array_equal(bits(expf_array(x)), bits([libm("expf", value) for value in x]))
+
+
+def test_no_kernel_calls_the_c_librarys():
+    """Nor does anything else of the engine: bankml.oracle is the reference's side, and plain.py serves tests."""
+    called = re.compile(
+        r"""(ExternalFunction|libm\w*)\(["'](exp|log|sin|cos|pow)f?["']|\blibm\w*\.(exp|log|sin|cos|pow)f"""
+    )
+    plain = {"plain.py", "attention_plain.py"}
+    for path in Path(bankml.__file__).parent.rglob("*.py"):
+        if path.name in plain or path.parent.name == "oracle":
+            continue
+        engine = re.split(r"^def \w+_plain\(", path.read_text(), flags=re.M)[0]
+        assert not called.search(engine), path
