@@ -124,7 +124,7 @@ def test_a_kernel_that_writes_too_much_is_caught(pocl, expected):
 
 
 def test_drivers_pass(each_driver, expected):
-    """The whole self-test, on every driver at hand, in good time: 20 s of two cores, the CPU kernels compiled before."""
+    """The whole self-test, on every driver at hand, in good time: 20 s of two cores, CPU kernels compiled."""
     for wtype in RUNNABLE:
         first = next(canary_data.hard_cases(wtype))
         expected(wtype, first.weights, first.activation)
