@@ -52,20 +52,22 @@ class Split:
 
     def __init__(self, workers: pool.Pool, worker: Worker, wmap, output: str):
         self.pool, self.worker, self._map, self._output = workers, worker, wmap, output
+        self._output_matrix = [(output, wmap.tensor(output))]
         self.trial = Trial() if worker.shares.fixed is None else None
-        self.trace, self._tried = None, False
+        self.trace, self._tried, self._layer_rows = None, False, ()
         self._layers, self._groups, self._parts, self._slots, self._stretches = None, {}, {}, [], {}
-        self._measured = set()
+        self._measured, self._shared = set(), {}
 
     def turn(self, layers, columns: int, n_out: int) -> bool:
         """Whether the cards take part in the next micro-batch; measures first what is not known yet."""
         self._tried = False
-        for count in {columns, n_out} - {0}:
-            self.prepare(layers, count)
+        self.prepare(layers, columns)
+        if n_out not in (0, columns):
+            self.prepare(layers, n_out)
         if not self.worker.on:
             return False
         self.worker.total_rows += self._rows(layers, columns, n_out)
-        if not any(self._takes(layers, columns)) and not any(self._takes(layers, n_out)):
+        if not any(self._takes(layers, columns) + self._takes(layers, n_out)):
             return False
         self._tried = columns == 1 and self.trial is not None and not self.trial.over
         return self.trial.cards_next if self._tried else True
@@ -80,7 +82,7 @@ class Split:
 
     def run(self, layers, program, columns: int, n_out: int, every_layer: bool):
         """Run a program that is set; yields each layer's number once it is through, where every layer is asked for."""
-        key = (program, tuple(self._takes(layers, columns)), tuple(self._takes(layers, n_out)), every_layer)
+        key = (program, self._takes(layers, columns), self._takes(layers, n_out), every_layer)
         if key not in self._stretches:
             self._stretches[key] = list(self._cut(layers, *key))
         for il, name, records, shared in self._stretches[key]:
@@ -95,16 +97,14 @@ class Split:
     def logits(self, layers, rows, out):
         """The output matrix times rows, float32 (n, n_embd), into out, float32 (n, n_vocab)."""
         self.prepare(layers, len(rows), logits=True)
-        records = layers.logits_records(rows, out, self._output)
-        group = self._logits_group(layers, out)
         self.worker.total_rows += out.size
-        if not self.worker.takes(group.name, group.matrices, len(rows)):
-            self.pool.run(records)
-            layers.count(LOGITS, records)
+        if not self.worker.takes(LOGITS, self._output_matrix, len(rows)):
+            layers.logits(self.pool, rows, out, self._output)
             return
-        self.pool.run(records[:-1])
-        part = self._product(layers, group, len(rows))
-        layers.count(LOGITS, records[:-1])
+        records = layers.logits_records(rows, out, self._output)[:-1]
+        self.pool.run(records)
+        part = self._product(layers, self._logits_group(layers, out), len(rows))
+        layers.count(LOGITS, records)
         layers.count(LOGITS, part)
 
     def prepare(self, layers, columns: int, logits=False):
@@ -120,8 +120,10 @@ class Split:
             self._measure(layers, min(columns, SAMPLED_COLUMNS[kind[0]]), logits)
 
     def close(self):
-        """End the cards' threads."""
+        """End the cards' threads, and let go of the model's bytes."""
         self.worker.close()
+        self._use(None)
+        self._output_matrix = []
 
     def _use(self, layers):
         if layers is not self._layers:
@@ -139,15 +141,17 @@ class Split:
         return group
 
     def _logits_group(self, layers, out):
-        matrices = [(self._output, self._map.tensor(self._output))]
-        return Group(LOGITS, LOGITS, matrices, [out], False, layers.width(self._output))
+        return Group(LOGITS, LOGITS, self._output_matrix, [out], False, layers.width(self._output))
 
-    def _takes(self, layers, columns):
-        """For each kind of group, whether a card has a share of it."""
-        if columns:
-            for kind in PRODUCTS:
-                group = self._group(layers, 0, kind)
-                yield self.worker.takes(group.name, group.matrices, columns)
+    def _takes(self, layers, columns) -> tuple[bool, ...]:
+        """For each kind of group, whether a card has a share of it; none for no columns."""
+        if not columns:
+            return ()
+        key = (columns_class(columns), self.worker.version)
+        if key not in self._shared:
+            groups = [self._group(layers, 0, kind) for kind in PRODUCTS]
+            self._shared[key] = tuple(self.worker.takes(group.name, group.matrices, columns) for group in groups)
+        return self._shared[key]
 
     def _cut(self, layers, program, takes, takes_last, every_layer):
         """(layer, name, records, shared) in order."""
@@ -246,9 +250,11 @@ class Split:
 
     def _rows(self, layers, columns, n_out) -> int:
         """Rows times columns of a whole micro-batch, without the logits."""
-        rows = {kind: sum(len(m) for _, m in self._group(layers, 0, kind).matrices) for kind in PRODUCTS}
-        after = rows["ffn_gate_up"] + rows["ffn_down"]
-        return columns * (layers.shape.n_layer * sum(rows.values()) - after) + n_out * after
+        if not self._layer_rows:
+            rows = {kind: sum(len(m) for _, m in self._group(layers, 0, kind).matrices) for kind in PRODUCTS}
+            self._layer_rows = sum(rows.values()), rows["ffn_gate_up"] + rows["ffn_down"]
+        whole, after = self._layer_rows
+        return columns * (layers.shape.n_layer * whole - after) + n_out * after
 
     # -- measuring ----------------------------------------------------------------------------------------------------
 

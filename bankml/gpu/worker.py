@@ -47,6 +47,7 @@ class Worker:
 
     def __init__(self, cards: list[Card], wtype: int, shares: Shares, checked: int = CHECKED):
         self.cards, self.wtype, self.shares, self.checked = cards, wtype, shares, checked
+        self.version = 0  # of what `takes` says
         self.total_rows = 0  # of all products, times columns; what the cards did not compute was the CPU's
         self._random = random.Random(len(cards))
         self._plans: dict = {}
@@ -99,6 +100,7 @@ class Worker:
         for at, (card, task) in enumerate(started.tasks):
             if failures[at]:
                 card.drop(failures[at])
+                self.version += 1
                 lost += task.work.pieces
                 self._plans.clear()
                 continue
@@ -122,6 +124,7 @@ class Worker:
         shape = self._shape(name, matrices)
         if self.on and not self.shares.known(shape, columns):
             self.shares.measure(shape, columns, time)
+            self.version += 1
 
     @contextmanager
     def measuring(self):
@@ -137,6 +140,7 @@ class Worker:
     def none_for_tokens(self, but: str):
         """Single columns are the CPU's alone from now on, except in the group of that name."""
         self.shares.none_for_tokens(self._shapes.get(but))
+        self.version += 1
 
     def close(self):
         """End the cards' threads."""

@@ -1,4 +1,4 @@
-"""Faults in OpenCL calls: every call that bankml/gpu makes is counted by where it stands, and one of them goes wrong."""
+"""Faults in OpenCL calls: each call that bankml/gpu makes is counted by where it stands, and one of them goes wrong."""
 
 import sys
 from contextlib import contextmanager

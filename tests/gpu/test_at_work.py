@@ -1,0 +1,59 @@
+"""Cards at work in real time: the limiter's part of it, and that a card which only slows things down is let be."""
+
+import time
+from statistics import median
+
+import numpy as np
+import pytest
+
+from bankml.forward import Weights
+from testing.card_time import ALLOWED, busy_part
+from tests import models
+from tests.gpu import drivers
+from tests.gpu.joined import measure, opened
+
+
+def test_a_card_is_busy_for_its_part_of_the_time(pocl):
+    assert busy_part(pocl[0], 0.5, 6.0) == pytest.approx(0.5, abs=ALLOWED)
+
+
+@pytest.mark.parametrize("name", ["qwen3-q1_0-large-vocab", "smaller"])
+def test_decode_with_cards_on_is_no_slower_than_the_cpu_alone(name, tmp_path):
+    """Tokens of both take turns, so that other load meets both; a try in three must do, for the noise of a machine."""
+    name = "qwen3-q2_0-tied" if name == "smaller" else name
+    with (
+        Weights.open(models.build(name, tmp_path), gpu=False, threads=2) as alone,
+        opened(name, tmp_path, None) as cards,
+    ):
+        measure(cards, 1)
+        sides, caches = (alone, cards), [weights.caches(n_ctx=512) for weights in (alone, cards)]
+        ratios = []
+        while not ratios or (max(ratios) < 0.95 and len(ratios) < 3):
+            seconds = ([], [])
+            for token in range(80):
+                rows = []
+                turns = list(zip(sides, caches, seconds, strict=True))
+                for weights, cache, taken in turns if token % 2 else reversed(turns):
+                    begun = time.perf_counter()
+                    rows.append(weights.logits(weights.decode(cache, token)))
+                    taken.append(time.perf_counter() - begun)
+                assert np.array_equal(*(row.view("u4") for row in rows))
+            ratios.append(median(seconds[0]) / median(seconds[1]))
+        assert max(ratios) >= 0.95, f"{ratios} of the CPU's speed; {cards.card_report()}"
+
+
+def test_a_model_opened_by_name_has_its_cards(tmp_path, monkeypatch):
+    device, _ = drivers.driver("pocl")
+    monkeypatch.setenv("BANKML_GPU", str(device.index))
+    monkeypatch.setenv("BANKML_GPU_LIMIT", "0.6")
+    path = models.build("qwen3-q2_0-tied", tmp_path)
+    with Weights.open(path, threads=2) as weights:
+        assert weights.devices == ["cpu", device.name] and "passed" in weights.card_notes[0]
+        report = weights.card_report()
+        assert report["cards"][0]["limit"] == 0.6 and report["cpu_rows"] == 0
+        assert len(report["shares"]) == 3, "measured before the first token"
+    with Weights.open(path, gpu=["no such card"], threads=2) as weights:
+        assert weights.devices == ["cpu"] and device.name in weights.card_notes[0]
+    monkeypatch.setenv("BANKML_GPU_SHARE", "0")
+    with Weights.open(path, threads=2) as weights:
+        assert weights.devices == ["cpu"] and weights.card_report() is None
