@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from bankml.cpu import sampling
+from bankml.cpu import candidates, sampling
 from bankml.cpu.order import BUCKETS, HEAP_SORTED, STACK
 
 OVERFLOWS = 1e-30  # a temperature below counts as none: logits over it are infinite
@@ -67,7 +67,7 @@ class Chain:
 
     def __init__(self, params, n: int):
         self.n, self.params, self.token, self.used_chance = n, params, None, False
-        self._w = np.zeros(sampling.N_WORDS, np.int64)
+        self._w = np.zeros(candidates.N_WORDS, np.int64)
         self._words = _at(self._w)
         self._p, self._ints, self._floats = (
             np.empty(n, np.float32),
@@ -81,15 +81,25 @@ class Chain:
         self._steps = [getattr(self, f"_{name}") for name in active(params)]
         self._begins_with_top_k = self._steps[:1] == [self._top_k] and params.top_k <= HEAP_SORTED
         self._temperature_used = params.temperature if params.temperature >= OVERFLOWS else 0.0
-        default = [step for step in (self._top_k, self._top_p, self._min_p, self._temperature) if step in self._steps]
-        self._default = None
-        if self._begins_with_top_k and self._steps == default and _f32(params.dynatemp_range) <= 0:
-            self._default = min(params.top_k, n), params.top_p, params.min_p, self._temperature_used
+        self._default = self._default_numbers(active(params))
+        if self._default:
             self._run_default = _call(sampling.default_chain)
+
+    def _default_numbers(self, steps):
+        """The numbers of `default_chain` if it can do these steps, those left out switched off; else None."""
+        p, default = self.params, [name for name in ("top_k", "top_p", "min_p", "temperature") if name in steps]
+        if not self._begins_with_top_k or steps != default or _f32(p.dynatemp_range) > 0:
+            return None
+        return (
+            min(p.top_k, self.n),
+            p.top_p if "top_p" in steps else 1.0,
+            p.min_p if "min_p" in steps else 0.0,
+            self._temperature_used if "temperature" in steps else 1.0,
+        )
 
     def _set(self, **words):
         for name, value in words.items():
-            self._w[getattr(sampling, name)] = value
+            self._w[getattr(candidates, name)] = value
 
     def run(self, row, uniform: float, chance: float, counts: dict, losses: dict | None) -> int:
         """The token drawn from logits, float32 (n,); -1 if they are not finite.
@@ -97,7 +107,7 @@ class Chain:
         uniform: the draw in [0, 1); chance: XTC's, `used_chance` says whether it was needed; counts: how often each
         token was seen lately; losses: what DRY takes from tokens, None if nothing is said.
         """
-        self._w[sampling.ROW] = _at(row)
+        self._w[candidates.ROW] = _at(row)
         if self._default:
             self.token = self._run_default(self._words, *self._default, uniform)
             return self.token
@@ -115,7 +125,7 @@ class Chain:
 
     def largest(self, row, count: int, from_the_row=False) -> list[int]:
         """The tokens of the `count` largest logits, largest first (for tests), by way of all candidates or at once."""
-        self._w[sampling.ROW] = _at(row)
+        self._w[candidates.ROW] = _at(row)
         if from_the_row:
             _call(sampling.fill_largest)(self._words, count)
         else:
@@ -125,13 +135,13 @@ class Chain:
 
     @property
     def _size(self):
-        return int(self._w[sampling.SIZE])
+        return int(self._w[candidates.SIZE])
 
     def _keep_largest(self, count):
         _call(sampling.keep_largest)(self._words, count)
 
     def _sorted(self):
-        if not self._w[sampling.SORTED]:
+        if not self._w[candidates.SORTED]:
             self._keep_largest(self._size)
 
     def _list(self, tokens, numbers, count, pairs):
@@ -156,8 +166,8 @@ class Chain:
 
     def _top_k(self):
         count = min(self.params.top_k, self._size)
-        if self._w[sampling.SORTED]:
-            self._w[sampling.SIZE] = count
+        if self._w[candidates.SORTED]:
+            self._w[candidates.SIZE] = count
         else:
             self._keep_largest(count)
 
@@ -166,7 +176,7 @@ class Chain:
         _call(sampling.typical_p)(self._words, self.params.typical_p)
 
     def _top_p(self):
-        entry = sampling.top_p if self._w[sampling.SORTED] else sampling.top_p_unsorted
+        entry = sampling.top_p if self._w[candidates.SORTED] else sampling.top_p_unsorted
         _call(entry)(self._words, self.params.top_p)
 
     def _min_p(self):

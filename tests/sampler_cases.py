@@ -65,6 +65,9 @@ VARIANTS = {
         "top_k": 60, "presence_penalty": 0.8, "dry_multiplier": 0.9, "dry_allowed_length": 1, "xtc_probability": 0.4,
     },
     "min-p first": {"samplers": ("min_p", "typ_p", "top_k"), "typical_p": 0.8, "min_p": 0.02},
+    "top-k alone in the chain": {"samplers": ("top_k",)},
+    "no top-p in the chain": {"samplers": ("top_k", "min_p", "temperature"), "top_p": 0.3},
+    "no min-p in the chain": {"samplers": ("top_k", "top_p", "temperature"), "min_p": 0.9, "temperature": 1.5},
     "nothing": {"samplers": ()},
 }  # fmt: skip
 # name -> (n_vocab, spread of the logits, steps per unit they are rounded to, or 0); coarse steps make ties

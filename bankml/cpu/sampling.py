@@ -1,100 +1,46 @@
 """The samplers of the chain, compiled: every candidate, sum and order as llama-sampler.cpp of b11192 has them.
 
-A sampler is an entry over the words of a chain (`WORDS`), which hold sizes and addresses; `sampler.py` calls one after
-the other. Sums run one by one in float32 (the draw's in double), `expf`, `logf` and `powf` have glibc's bits, and
-ties fall as libstdc++ lets them (see `order.py`).
+A sampler is an entry over the words of a chain (see `candidates.py`); `sampler_chain.py` calls one after the other.
+Sums run one by one in float32 (the draw's in double), `expf`, `logf` and `powf` have glibc's bits, and ties fall as
+libstdc++ lets them (see `order.py`).
 """
-
-from collections import namedtuple
 
 import numpy as np
 from numba.core import types
 
+from bankml.cpu.candidates import (
+    IDS,
+    LOGITS,
+    LOSING,
+    LOSSES,
+    MIN_KEEP,
+    N_LOSING,
+    N_SEEN,
+    ORDER,
+    ROW,
+    SEEN,
+    SEEN_COUNTS,
+    SIZE,
+    SORTED,
+    WHOLE,
+    N,
+    f32,
+    find,
+    floats,
+    ints,
+    reorder,
+    room_of,
+    softmax,
+    top_of,
+    words_at,
+)
 from bankml.cpu.compile import entry, inner
 from bankml.cpu.exponential import expf
 from bankml.cpu.logarithm import logf, powf
 from bankml.cpu.order import by_buckets, largest, sort, take_largest
-from bankml.cpu.simd import f32 as ir_f32
-from bankml.cpu.simd import i32, i64, vector
 
-# SIZE candidates, sorted by logit if SORTED, all of the vocabulary in its order if WHOLE. Addresses of IDS, LOGITS, P,
-# ORDER, SPARE_IDS, SPARE (4 bytes for each of N) and STACK; of the ROW, float32 (N,). SEEN and LOSING: tokens in rising
-# order, int32, and how often they were seen, or what they lose, float32.
-(N, SIZE, SORTED, WHOLE, MIN_KEEP, ROW, IDS, LOGITS, P, ORDER, SPARE_IDS, SPARE, STACK,
- SEEN, SEEN_COUNTS, N_SEEN, LOSING, LOSSES, N_LOSING) = range(19)  # fmt: skip
-N_WORDS = 19
 SMALL_TOP_P, FIRST_TOP_P = 1024, 256  # of more unsorted candidates than this, top-p first tries the largest ones
-f32 = types.float32
 INFINITY, LOWEST = np.float32(np.inf), np.finfo(np.float32).min
-
-
-def _pointer_to(kind, element):
-    @vector(returns=types.CPointer(kind))
-    def pointer(b, address):
-        return b.ir.inttoptr(address, element.as_pointer())
-
-    return pointer
-
-
-floats, ints, words_at = (
-    _pointer_to(*kinds) for kinds in ((types.float32, ir_f32), (types.int32, i32), (types.int64, i64))
-)
-Room = namedtuple("Room", "at ids logits p order spare_ids spare stack")  # the candidates in parallel arrays, and room
-
-
-@inner
-def _room(w):
-    return Room(w[LOGITS], ints(w[IDS]), floats(w[LOGITS]), floats(w[P]), ints(w[ORDER]), ints(w[SPARE_IDS]),
-                floats(w[SPARE]), words_at(w[STACK]))  # fmt: skip
-
-
-@inner
-def _reorder(room, size):
-    """Candidate i becomes the one that was at order[i], for i < size."""
-    for values in (room.logits, room.p):
-        for i in range(size):
-            room.spare[i] = values[room.order[i]]
-        for i in range(size):
-            values[i] = room.spare[i]
-    for i in range(size):
-        room.spare_ids[i] = room.ids[room.order[i]]
-    for i in range(size):
-        room.ids[i] = room.spare_ids[i]
-
-
-@inner
-def _top(logits, size, is_sorted):
-    """The largest logit."""
-    top = logits[0]
-    if not is_sorted:
-        for i in range(1, size):
-            top = max(top, logits[i])
-    return top
-
-
-@inner
-def _softmax(room, size, is_sorted):
-    """float32 probabilities; equals llama_sampler_softmax_impl."""
-    top, total = _top(room.logits, size, is_sorted), f32(0)
-    for i in range(size):
-        p = expf(room.logits[i] - top)
-        room.p[i] = p
-        total += p
-    for i in range(size):
-        room.p[i] /= total
-
-
-@inner
-def _find(tokens, count, token):
-    """Where a token is among `count` in rising order, or -1."""
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) >> 1
-        if tokens[middle] < token:
-            low = middle + 1
-        else:
-            high = middle
-    return low if low < count and tokens[low] == token else -1
 
 
 @entry(types.int64, types.int64)
@@ -130,9 +76,9 @@ def fill_largest(words, keep):
 def keep_largest(words, keep):
     """The `keep` largest of unsorted candidates, sorted; equals llama_token_data_array_partial_sort_inplace."""
     w = words_at(words)
-    room = _room(w)
+    room = room_of(w)
     take_largest(room.at, room.logits, w[SIZE], keep, room.order, room.stack)
-    _reorder(room, keep)
+    reorder(room, keep)
     w[SIZE], w[SORTED], w[WHOLE] = keep, 1, 0
 
 
@@ -140,10 +86,10 @@ def keep_largest(words, keep):
 def penalties(words, repeat, frequency, presence):
     """What was seen lately loses likelihood; equals llama_sampler_penalties_apply."""
     w = words_at(words)
-    room, seen, counts, n = _room(w), ints(w[SEEN]), floats(w[SEEN_COUNTS]), w[N_SEEN]
+    room, seen, counts, n = room_of(w), ints(w[SEEN]), floats(w[SEEN_COUNTS]), w[N_SEEN]
     for j in range(n if w[WHOLE] else w[SIZE]):
         i = seen[j] if w[WHOLE] else j
-        place = j if w[WHOLE] else _find(seen, n, room.ids[i])
+        place = j if w[WHOLE] else find(seen, n, room.ids[i])
         if place < 0 or i >= w[SIZE]:
             continue
         logit = room.logits[i]
@@ -156,10 +102,10 @@ def penalties(words, repeat, frequency, presence):
 def dry(words):
     """Tokens lose what DRY found for them."""
     w = words_at(words)
-    room, tokens, losses, n = _room(w), ints(w[LOSING]), floats(w[LOSSES]), w[N_LOSING]
+    room, tokens, losses, n = room_of(w), ints(w[LOSING]), floats(w[LOSSES]), w[N_LOSING]
     for j in range(n if w[WHOLE] else w[SIZE]):
         i = tokens[j] if w[WHOLE] else j
-        place = j if w[WHOLE] else _find(tokens, n, room.ids[i])
+        place = j if w[WHOLE] else find(tokens, n, room.ids[i])
         if place >= 0 and i < w[SIZE]:
             room.logits[i] -= losses[place]
     w[SORTED] = 0
@@ -198,8 +144,8 @@ def typical_p(words, p):
     Equals llama_sampler_typical_apply. Where a probability is 0 the entropy is no number, here as there.
     """
     w = words_at(words)
-    room, size = _room(w), w[SIZE]
-    _softmax(room, size, True)
+    room, size = room_of(w), w[SIZE]
+    softmax(room, size, True)
     entropy = f32(0)
     for i in range(size):
         entropy += -room.p[i] * logf(room.p[i])
@@ -213,14 +159,14 @@ def typical_p(words, p):
         if total > p and (w[MIN_KEEP] == 0 or i >= w[MIN_KEEP] - 1):
             kept = i + 1
             break
-    _reorder(room, kept)
+    reorder(room, kept)
     w[SIZE], w[SORTED], w[WHOLE] = kept, 0, 0
 
 
 @inner
 def _top_p(w, p):
-    room, total = _room(w), f32(0)
-    _softmax(room, w[SIZE], True)
+    room, total = room_of(w), f32(0)
+    softmax(room, w[SIZE], True)
     for i in range(w[SIZE]):
         total += room.p[i]
         if total >= p and i + 1 >= w[MIN_KEEP]:
@@ -238,8 +184,8 @@ def top_p(words, p):
 def top_p_unsorted(words, p):
     """The same of unsorted ones, of which many are not sorted at once; they are sorted then."""
     w = words_at(words)
-    room, size, total = _room(w), w[SIZE], f32(0)
-    _softmax(room, size, False)
+    room, size, total = room_of(w), w[SIZE], f32(0)
+    softmax(room, size, False)
     sure = size if size <= SMALL_TOP_P else FIRST_TOP_P
     if sure == size:
         take_largest(room.at, room.logits, size, size, room.order, room.stack)
@@ -254,7 +200,7 @@ def top_p_unsorted(words, p):
         if i == sure - 1 and sure < size:
             sure = size
             by_buckets(room.logits, size, size, room.order, room.stack)
-    _reorder(room, kept)
+    reorder(room, kept)
     w[SIZE], w[SORTED], w[WHOLE] = kept, 1, 0
 
 
@@ -277,8 +223,8 @@ def min_p(words, p):
     if w[SORTED]:
         _min_p(w, p)
         return 1
-    room, size, kept = _room(w), w[SIZE], 0
-    bound = _top(room.logits, size, False) + logf(p)
+    room, size, kept = room_of(w), w[SIZE], 0
+    bound = top_of(room.logits, size, False) + logf(p)
     for i in range(size):
         kept += room.logits[i] >= bound
     if kept < max(1, w[MIN_KEEP]):
@@ -297,8 +243,8 @@ def xtc(words, threshold):
     """Of sorted candidates drop all likely ones but the last of them; equals what follows a lot won in
     llama_sample_xtc_apply."""
     w = words_at(words)
-    room, size, last = _room(w), w[SIZE], 0
-    _softmax(room, size, True)
+    room, size, last = room_of(w), w[SIZE], 0
+    softmax(room, size, True)
     for i in range(size):
         if not room.p[i] >= threshold:
             break
@@ -337,10 +283,10 @@ def temperature(words, value):
 def dynamic_temperature(words, middle, reach, exponent):
     """Divide sorted candidates by the temperature that their entropy asks for; equals llama_sampler_temp_ext_apply."""
     w = words_at(words)
-    room, size = _room(w), w[SIZE]
+    room, size = room_of(w), w[SIZE]
     low, high = max(f32(0), middle - reach), middle + reach
     most, entropy = -logf(f32(1) / f32(size)), f32(0)
-    _softmax(room, size, True)
+    softmax(room, size, True)
     for i in range(size):
         if room.p[i] > f32(0):
             entropy -= room.p[i] * logf(room.p[i])
@@ -349,8 +295,8 @@ def dynamic_temperature(words, middle, reach, exponent):
 
 @inner
 def _draw(w, uniform):
-    room, size = _room(w), w[SIZE]
-    top, total = _top(room.logits, size, w[SORTED]), 0.0
+    room, size = room_of(w), w[SIZE]
+    top, total = top_of(room.logits, size, w[SORTED]), 0.0
     if not -INFINITY < top < INFINITY:
         return -1
     for i in range(size):
@@ -412,11 +358,11 @@ def log_probabilities(row, n, token, count, order, out):
 def sort_by_probability(words):
     """What a chain left, by probability, unless it is sorted by logit (common_sampler_get_candidates)."""
     w = words_at(words)
-    room = _room(w)
+    room = room_of(w)
     if w[SORTED]:
         return
     for i in range(w[SIZE]):
         room.order[i] = i
     sort(room.order, room.p, 0, w[SIZE], room.stack)
-    _reorder(room, w[SIZE])
+    reorder(room, w[SIZE])
     w[SORTED] = 1
