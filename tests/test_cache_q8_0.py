@@ -42,6 +42,8 @@ def test_every_row_is_the_references(name, reference, opened, folder):
     weights = opened(name)
     with ReferenceModel(models.build(name, folder), n_ctx=models.CONTEXT, cache="q8_0") as model:
         for run in RUNS:
+            if "q2_0" in name and run.prompt > 500:
+                continue  # the reference takes seconds there in Q2_0; the recording has these too
             want, got = joined(models.reference_stages(model, name, run)), joined(stages(weights, name, run))
             for stage in compare(want.items(), ((stage, got[stage]) for stage in want)):
                 assert stage.same, f"{name}, {run}: {stage.as_dict()}"
