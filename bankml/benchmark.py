@@ -9,6 +9,7 @@ import platform
 import statistics
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
@@ -24,16 +25,19 @@ from bankml.snapshot import Snapshot
 COLLAPSED = 0.8
 TRIES = 4  # extra runs of the reference to replace collapsed ones
 SETTLE = 0.02  # seconds until the other engine's threads have stopped spinning
+LONG = 512  # tokens of a run that needs no run before it to warm up
 PATIENCE = 60  # seconds of the reference's runs of one kind, beyond which there are fewer rounds
 SEED = 7
+BITS = {True: "equal", False: "DIFFERENT", None: "by design"}
 
 
 @dataclass
 class Row:
     """One line of the table: tokens/s of both, the medians' ratio, and the spread (max - min) / median of ours.
 
-    gb_s: for decoding, the weights' bytes that ours reads per second, and floor_share that over the rate at which the
-    same threads merely read the file. budget: what share of our time each kind of work took ("python": all the rest).
+    gb_s: for decoding, the bytes of weights and cells that ours reads per second, and floor_share that over the rate at
+    which the same threads merely read the file, taken just before. budget: what share of our time each kind of work
+    took ("python": all the rest). bits_equal is None where the reference's variant has other bits by design.
     """
 
     model: str
@@ -44,7 +48,7 @@ class Row:
     reference_threads: int
     ratio: float
     spread: float
-    bits_equal: bool
+    bits_equal: bool | None
     gb_s: float = 0.0
     floor_share: float = 0.0
     budget: dict[str, float] = field(default_factory=dict)
@@ -86,7 +90,6 @@ class Bench:
             path, n_ctx=n_ctx, n_threads=reference_threads[0], variant=variant, cache=kind.value
         )
         self.caches = self.weights.caches(kind, n_ctx=n_ctx)
-        self.floor = read_floor(self.weights.pool, self.weights.map.largest_part())
         self.meter, self.rows, self._under_way = Meter(name, self.weights, self.caches), [], None
         self.tokens = np.random.default_rng(SEED).integers(0, self.reference.n_vocab, n_ctx)
 
@@ -154,7 +157,10 @@ class Bench:
             cache.truncate(min(cells, len(cache)))
 
     def _row(self, work, n, tokens, ours, theirs, tried) -> Row:
-        mine, equal, best = [], True, (0.0, 0, [])
+        mine, equal, best, self._spent = [], True, (0.0, 0, []), Counter()
+        floor = read_floor(self.weights.pool, self.weights.map.largest_part()) if work == "decode" else 0.0
+        if tokens <= LONG:
+            ours()  # kernels compiled, pages mapped
         for threads in tried:
             self.reference.set_threads(threads)
             self.weights.llama_threads = threads
@@ -163,22 +169,23 @@ class Bench:
             mine += own
             equal &= same
             best = max(best, (statistics.median(rates), threads, rates))
-        median, gb_s = statistics.median(mine), 0.0
-        spread = (max(mine) - min(mine)) / median
+        median, gb_s, share = statistics.median(mine), 0.0, 0.0
+        spread, ratio = (max(mine) - min(mine)) / median, median / best[0]
         if work == "decode":
-            gb_s = median * self.weights.map.nbytes / 1e9
-        ratio, share = median / best[0], 1e9 * gb_s / self.floor
-        row = Row(self.name, work, n, median, best[0], best[1], ratio, spread, equal, gb_s, share, self._budget(ours))
+            gb_s = median * (self.weights.map.nbytes + self._cell_bytes()) / 1e9
+            share = 1e9 * gb_s / floor
+        row = Row(self.name, work, n, median, best[0], best[1], ratio, spread, equal, gb_s, share, self._budget())
         self.rows, self._under_way = [*self.rows, row], None
         return row
 
-    def _budget(self, ours):
-        """Shares of our time by kind of work, largest first, from one more run."""
-        self.weights.take_cycles()
-        start = read_stamp()
-        ours()
-        taken = read_stamp() - start
-        shares = {kind: cycles / taken for kind, cycles in self.weights.take_cycles().items()}
+    def _cell_bytes(self):
+        """Bytes of the cells that attention reads for one token."""
+        return sum(2 * len(cache) * cache.row_bytes for cache in self.caches)
+
+    def _budget(self):
+        """Shares of our time by kind of work, largest first."""
+        taken = self._spent.pop("all")
+        shares = {kind: cycles / taken for kind, cycles in self._spent.items()}
         shares["python"] = 1 - sum(shares.values())
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
@@ -187,11 +194,12 @@ class Bench:
 
         our_rates, theirs_rates: lists that are filled as the runs end.
         """
-        ours()  # kernels compiled, pages mapped
         equal = True
         for attempt in range(self.rounds + TRIES):
-            theirs_rate, want = _timed(tokens, theirs)
-            our_rate, got = _timed(tokens, ours)
+            theirs_rate, _, want = _timed(tokens, theirs)
+            self.weights.take_cycles()
+            our_rate, cycles, got = _timed(tokens, ours)
+            self._spent.update(self.weights.take_cycles(), all=cycles)
             theirs_rates.append(theirs_rate)
             our_rates.append(our_rate)
             equal &= all(np.array_equal(a.view(np.uint32), b.view(np.uint32)) for a, b in zip(want, got, strict=True))
@@ -203,10 +211,12 @@ class Bench:
 
 
 def _timed(tokens, work):
+    """Tokens per second, cycles of the time stamp counter, and the result."""
     time.sleep(SETTLE)
-    start = time.perf_counter()
+    start, stamp = time.perf_counter(), read_stamp()
     result = work()
-    return tokens / (time.perf_counter() - start), result
+    cycles = read_stamp() - stamp
+    return tokens / (time.perf_counter() - start), cycles, result
 
 
 def table(rows: list[Row]) -> str:
@@ -220,7 +230,7 @@ def table(rows: list[Row]) -> str:
         budget = ", ".join(f"{kind} {share:.0%}" for kind, share in row.budget.items() if share >= 0.01)
         lines.append(
             f"{row.model:<20} {row.work:<8} {row.n:>5} {row.ours:>9.2f} {row.reference:>7.2f}/{row.reference_threads}t "
-            f"{row.ratio:>6.2f} {row.spread:>6.0%} {memory}  {'equal' if row.bits_equal else 'DIFFERENT':<9}  {budget}"
+            f"{row.ratio:>6.2f} {row.spread:>6.0%} {memory}  {BITS[row.bits_equal]:<9}  {budget}"
         )
     return "\n".join(lines)
 
@@ -229,8 +239,9 @@ def short_table(rows: list[Row], under_way=None) -> str:
     """The rows in few columns; `under_way` is (work, n, our rates, the reference's) of one that is not complete."""
     lines = [f"{'work':<8} {'n':>5} {'bankml':>9} {'reference':>10} {'ratio':>6}  bits"]
     for row in rows:
-        bits = "equal" if row.bits_equal else "DIFFERENT"
-        lines.append(f"{row.work:<8} {row.n:>5} {row.ours:>9.2f} {row.reference:>10.2f} {row.ratio:>6.2f}  {bits}")
+        lines.append(
+            f"{row.work:<8} {row.n:>5} {row.ours:>9.2f} {row.reference:>10.2f} {row.ratio:>6.2f}  {BITS[row.bits_equal]}"
+        )
     if under_way is not None:
         work, n, *both = under_way
         ours, theirs = (f"{statistics.median(rates):.2f}" if rates else "" for rates in both)
