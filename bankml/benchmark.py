@@ -239,9 +239,8 @@ def short_table(rows: list[Row], under_way=None) -> str:
     """The rows in few columns; `under_way` is (work, n, our rates, the reference's) of one that is not complete."""
     lines = [f"{'work':<8} {'n':>5} {'bankml':>9} {'reference':>10} {'ratio':>6}  bits"]
     for row in rows:
-        lines.append(
-            f"{row.work:<8} {row.n:>5} {row.ours:>9.2f} {row.reference:>10.2f} {row.ratio:>6.2f}  {BITS[row.bits_equal]}"
-        )
+        bits = BITS[row.bits_equal]
+        lines.append(f"{row.work:<8} {row.n:>5} {row.ours:>9.2f} {row.reference:>10.2f} {row.ratio:>6.2f}  {bits}")
     if under_way is not None:
         work, n, *both = under_way
         ours, theirs = (f"{statistics.median(rates):.2f}" if rates else "" for rates in both)
