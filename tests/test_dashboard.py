@@ -246,6 +246,14 @@ def test_ctrl_z_and_the_shells_fg(model):
         assert terminal.end() == 130 and terminal.is_as_before() and "Word 0 of a story. Word 1 of" in terminal.text
 
 
+def test_in_the_background_there_are_plain_lines(model):
+    command = shlex.join([sys.executable, str(SCRIPT), "generate", "--live", "-m", str(model), "hi"])
+    env = {"STAND_IN": json.dumps({"answer": "x" * 20, "token_s": 0.03, "lines_s": 0.2})}
+    with Terminal(["bash", "-mc", f"{command} & wait"], env=env) as terminal:
+        assert terminal.end() == 0 and "tokens/s" in terminal.text
+        assert b"\x1b" not in terminal.written
+
+
 @pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGHUP])
 def test_signals_that_end_it_at_once_give_the_terminal_back(model, number):
     with live(model, answer=STORY, token_s=0.01) as terminal:

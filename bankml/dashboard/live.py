@@ -105,6 +105,8 @@ class Live:
         snapshot = self.look()
         with self._lock:
             size = self._screen.size()
+            if not self._screen.entered and not self._over.is_set():
+                self._screen.enter()
             if not self._screen.entered:
                 return None
             if before not in (None, size):

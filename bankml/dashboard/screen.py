@@ -23,9 +23,18 @@ STOPS = (signal.SIGTSTP, signal.SIGQUIT, signal.SIGHUP)  # what these do comes a
 def has_terminal(stream) -> bool:
     """Whether a dashboard can be drawn there."""
     try:
-        return stream is not None and stream.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
+        able = stream is not None and stream.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
+        return able and in_front(stream.fileno())
     except ValueError:  # closed
         return False
+
+
+def in_front(fd) -> bool:
+    """Whether the terminal is this program's now: not where a shell has it in the background."""
+    try:
+        return os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:  # it controls no session, so there is no shell either
+        return True
 
 
 class Screen:
@@ -48,7 +57,9 @@ class Screen:
         return width or 80, height or 24
 
     def enter(self):
-        """Take the terminal over."""
+        """Take the terminal over, if it is ours."""
+        if not in_front(self._fd):
+            return
         self._stream.flush()
         self.entered, self._shown = True, []
         self._echo(False)
@@ -96,7 +107,7 @@ class Screen:
     def _echo(self, on):
         """Keys are not shown while the dashboard is there. In the background the terminal's settings are not ours."""
         with suppress(OSError, termios.error):
-            if os.tcgetpgrp(self._fd) != os.getpgrp():
+            if not in_front(self._fd):
                 return
             if not on:
                 self._attributes = termios.tcgetattr(self._fd)
@@ -160,14 +171,11 @@ class Stops:
     def _on_signal(self, number, frame):
         taken = self._lock.acquire(timeout=1)  # else a write hangs: then the signal matters more
         try:
-            was = self._screen.entered
             self._screen.leave()
             signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
             os.kill(os.getpid(), number)  # here it stops, or ends
-            signal.signal(number, self._on_signal)
-            if was:
-                self._screen.enter()
+            signal.signal(number, self._on_signal)  # the next picture takes the terminal over again
         finally:
             if taken:
                 self._lock.release()
