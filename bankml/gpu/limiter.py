@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 TOLERATED = 0.004  # seconds of debt that do not call for a rest yet
+MOST_OWED = 10.0  # seconds: a process that was stopped during a dispatch took it for a very long one
 CREDIT = 0.05  # seconds of idleness beyond the debt that count towards the next one
 
 
@@ -28,7 +29,7 @@ class TimeLimit:
         """A dispatch that ends now was busy for so long."""
         self._pay(seconds)
         self.busy_s += seconds
-        self._owed += seconds * (1 - self.limit) / self.limit
+        self._owed = min(MOST_OWED, self._owed + seconds * (1 - self.limit) / self.limit)
 
     def resting(self) -> bool:
         """Whether the card must be left alone now."""
