@@ -9,7 +9,7 @@
  */
 inline int signed_sum(uint signs, __global const char4 *quants)
 {
-    uchar4 negate = (uchar4)((signs & 1u) ? 0 : 255, (signs & 2u) ? 0 : 255, (signs & 4u) ? 0 : 255, (signs & 8u) ? 0 : 255);
+    uchar4 negate = (uchar4)(signs & 1u ? 0 : 255, signs & 2u ? 0 : 255, signs & 4u ? 0 : 255, signs & 8u ? 0 : 255);
     char4 v = as_char4((as_uchar4(*quants) ^ negate) - negate); /* two's complement, modulo 256 */
     return ((int)v.x + (int)v.y) + ((int)v.z + (int)v.w);
 }
@@ -70,5 +70,6 @@ void q1_0_columns(uint rows, uint width, ulong start, __global const ushort *wei
 {
     __local float lanes[64 * TILE];
     uint first = get_global_id(1) * TILE;
-    q1_0_tile(rows, width, weights + start, quants, scales, first, columns - 1u, out + out_start, out_stride, TILE, lanes);
+    q1_0_tile(rows, width, weights + start, quants, scales, first, columns - 1u, out + out_start, out_stride, TILE,
+              lanes);
 }

@@ -98,11 +98,14 @@ def _prove(device, expected, say) -> dict:
     except cl.Error as error:
         verdict = canary.failed(device, error)
         say(f"   {verdict.checks[-1]}")
+    keys = [verdicts.key(device, wtype, source_digest()) for wtype in RUNNABLE]
     if verdict.program:
-        for wtype in RUNNABLE:
-            verdicts.write(verdicts.key(device, wtype, source_digest()), device, verdict.program.software_fma)
+        for key in keys:
+            verdicts.write(key, device, verdict.program.software_fma)
         say(f"   passed in {verdict.seconds:.1f} s; " + ", ".join(f"{name} {how}" for name, how in habits.items()))
     else:
+        for key in keys:
+            verdicts.forget(key)
         say("   failed: this card will not be used")
     return {
         "index": device.index,

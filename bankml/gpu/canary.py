@@ -145,7 +145,7 @@ def _fault(program, queue, case: canary_data.Case, tiled: bool, expected) -> str
     where = "tile" if tiled and case.columns > 1 else "column"
     if len(wrong):
         column, row = wrong[0]
-        values = f"{got[column, row]!r} instead of {want[column, row]!r}"
+        values = f"{got[column, row]:.9g} instead of {want[column, row]:.9g}"
         return f"{len(wrong)} of {want.size} results of the {where} kernel differ, the first {values} in row {row}"
     if (got[:, len(weights) :].view(np.uint32) != UNWRITTEN).any():
         return f"the {where} kernel writes past its rows"

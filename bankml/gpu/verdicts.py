@@ -46,6 +46,12 @@ def read(key: str) -> bool | None:
         return None
 
 
+def forget(key: str):
+    """Of a card that has given a wrong bit after all: it must prove itself again."""
+    with contextlib.suppress(OSError, TypeError):
+        (_folder() / f"{key}.json").unlink(missing_ok=True)
+
+
 def write(key: str, device: Device, software_fma: bool):
     """Keep a passed verdict, in one step."""
     folder = _folder()

@@ -7,8 +7,10 @@ import sys
 
 import numpy as np
 
+from bankml.blocks import RUNNABLE
 from bankml.cli import main as frame
-from bankml.gpu import canary_data
+from bankml.cpu.compile import source_digest
+from bankml.gpu import canary_data, verdicts
 from testing import write_gpu_table
 from tests import documented
 from tests.gpu import drivers
@@ -84,12 +86,18 @@ def test_which(pocl, capsys, monkeypatch):
         assert (code, out) == (1, "") and "it takes auto, off" in err
 
 
-def test_a_card_that_fails(pocl, capsys, monkeypatch):
-    """Exit code 2, and the check is named; a card that fails leaves no verdict."""
+def test_a_card_that_fails(pocl, capsys, monkeypatch, tmp_path):
+    """Exit code 2, and the check is named; a card that fails leaves no verdict, an earlier one neither."""
+    monkeypatch.setenv("BANKML_HOME", "")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    for wtype in RUNNABLE:
+        verdicts.write(verdicts.key(pocl[0], wtype, source_digest()), pocl[0], False)
+    assert len(list(tmp_path.rglob("*.json"))) == 3
     monkeypatch.setattr("bankml.cards.expected_on", lambda pool: nothing)
     code, out, err = run(capsys, "gpu", "--verify", "--device", str(pocl[0].index))
     assert code == 2 and "q1_0 tie rows: 576 of 576 results of the tile kernel differ" in out
     assert "fails: fma() build: q1_0 tie rows" in err and err.count("\n") == 1
+    assert list(tmp_path.rglob("*.json")) == []
     code, out, _ = run(capsys, "gpu", "--verify", "--json", "--device", str(pocl[0].index))
     said = json.loads(out)
     documented.check(said, "bankml gpu --json")
