@@ -1,5 +1,7 @@
 """Which cards work on a model: found, proved, and put beside the CPU's pool. No card is never an error."""
 
+from pathlib import Path
+
 from bankml import environment
 from bankml.blocks import F16
 from bankml.cpu import pool, products
@@ -12,10 +14,12 @@ from bankml.gpu.limiter import MemoryLimit, TimeLimit
 from bankml.gpu.worker import Worker, describe
 from bankml.split import Split
 
+NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dri", "/dev/dxg")  # NVIDIA, AMD, any with Mesa, Windows'
+
 
 def asked_for(gpu) -> str | list[int | str]:
     """What `Weights.open(gpu=...)` asks for, as `devices.choose` takes it."""
-    if gpu is None:
+    if gpu is None or gpu is True:
         return environment.gpu()
     if gpu is False:
         return "off"
@@ -28,7 +32,7 @@ def join(gpu, workers: pool.Pool, wtype: int, wmap, output: str) -> tuple[Split 
     workers: the CPU's pool. output: the matrix that makes the logits. Raises UsageError for values that are malformed.
     """
     asked, share, limit = asked_for(gpu), environment.gpu_share(), environment.gpu_limit()
-    if asked == "off" or share == 0:
+    if asked == "off" or share == 0 or (gpu is None and asked == "auto" and not may_have_one()):
         return None, []
     found = devices.listing()
     try:
@@ -45,6 +49,11 @@ def join(gpu, workers: pool.Pool, wtype: int, wmap, output: str) -> tuple[Split 
     if not chosen:
         lines.append(found.problem or "no card is used: " + "; ".join(_reasons(found, asked)))
     return (split_of(cards, workers, wtype, wmap, output, share) if cards else None), lines
+
+
+def may_have_one() -> bool:
+    """Whether Linux has any card at all: else nobody who has not asked for one waits until OpenCL is loaded."""
+    return any(Path(node).exists() for node in NODES)
 
 
 def card_of(device: devices.Device, workers, wtype, limit: float) -> Card:

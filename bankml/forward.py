@@ -67,12 +67,16 @@ class Weights(Pieces):
     def open(cls, path, *, gpu=None, threads=None) -> "Weights":
         """Guard the file, plan it, map it. Raises UsageError, Refused or NeedMore with the reason.
 
-        gpu: None is `BANKML_GPU` (default auto), False is off, else devices by index or name. threads: 1-64, default
-        `BANKML_THREADS`, else all cores; bits do not depend on it.
+        gpu: None is `BANKML_GPU` (default auto), False is off, else "auto" or devices by index or name, of which
+        `card_notes` tells. threads: 1-64, default `BANKML_THREADS`, else all cores; bits do not depend on it.
         """
         verdict = guard(path, template=False).check()
         weights = cls(verdict.header, verdict.plan, threads=threads)
-        weights._join(gpu)
+        try:
+            weights._join(gpu)
+        except BaseException:
+            weights.close()
+            raise
         return weights
 
     def _join(self, gpu):

@@ -4,14 +4,16 @@ from bankml import environment
 
 
 def wanted(args):
-    """The `gpu` of `Weights.open`: False, or words. --gpu without a value means what BANKML_GPU names, if it does."""
+    """The `gpu` of `Weights.open`. --gpu without a value means what BANKML_GPU names, if it does."""
     if args.no_gpu:
         return False
-    asked = environment.gpu() if args.gpu is None else environment.gpu(args.gpu)
-    if args.gpu == "":
-        asked = environment.gpu()
-        asked = "auto" if asked == "off" else asked
-    return False if asked == "off" else asked
+    if args.gpu:
+        asked = environment.gpu(args.gpu)
+        return False if asked == "off" else asked
+    asked = environment.gpu()
+    if args.gpu is None:
+        return {"auto": None, "off": False}.get(asked, asked) if isinstance(asked, str) else asked
+    return "auto" if asked == "off" else asked
 
 
 def joining(args, notes: list[str]) -> list[str]:
