@@ -73,9 +73,10 @@ class Model(Engine):
     ):
         """Answer a list of messages with "role" and "content". template: variables of the chat template, such as
         `{"enable_thinking": False}`. The rest is as for a text."""
-        variables = dict(template or {}) | ({"tools": tools} if tools else {})
+        template = dict(template or {}) | ({"tools": tools} if tools else {})
+        params = self.sampling(**sampling)
         generation = self.generate(
-            list(messages), self.sampling(**sampling), max_tokens=max_tokens, stop=stop or (), reuse=reuse, **variables
+            list(messages), params, max_tokens=max_tokens, stop=stop or (), reuse=reuse, template=template
         )
         return (chunks if stream else completion)(generation, self.name, True)
 
@@ -99,13 +100,13 @@ class Model(Engine):
         """The bytes of tokens; those of control tokens only with `special`."""
         return self.tokenizer.decode(tokens, special)
 
-    def logits(self, prompt: Prompt, all: bool = False, **template) -> np.ndarray:
+    def logits(self, prompt: Prompt, all: bool = False, template: Mapping[str, Any] | None = None) -> np.ndarray:
         """What follows a text, tokens or messages: float32 (n_vocab,), with the bits of an uncached run.
 
         all: of every position of the prompt, float32 (n, n_vocab), as the reference computes all rows at once: for F16
         their bits may differ from those of the last row alone.
         """
-        tokens = self.prompts.tokens(prompt, **template)
+        tokens = self.prompts.tokens(prompt, template)
         if not all:
             return self.next_logits(tokens)
         with self._turn():

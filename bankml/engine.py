@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bankml import slot_file
+from bankml import environment, slot_file
 from bankml.errors import UsageError
 from bankml.exact import exact_prefix
 from bankml.files import sha256
@@ -23,7 +23,7 @@ from bankml.generation import Cancelled, Generation, Step
 from bankml.kv_cache import KvType, padded
 from bankml.meter import Meter
 from bankml.params import Params
-from bankml.prompt_cache import PromptCache, common, gives_up, limit_from_environment, state_bytes
+from bankml.prompt_cache import PromptCache, common, gives_up, state_bytes
 from bankml.prompts import Prompt, Prompts
 from bankml.sampler import Sampler
 from bankml.slot import Slot
@@ -46,7 +46,7 @@ class Engine:
 
     def __init__(self, weights, prompts: Prompts, *, kind=None, n_ubatch=N_UBATCH, cache_ram=None):
         kind = KvType.from_environment() if kind is None else kind
-        limit = limit_from_environment() if cache_ram is None else cache_ram
+        limit = environment.cache_ram() if cache_ram is None else cache_ram
         self.weights, self.prompts, self.header = weights, prompts, prompts.header
         self.tokenizer, self.n_ctx, self.n_ubatch = prompts.tokenizer, prompts.n_ctx, n_ubatch
         self.name = Path(self.header.path).stem
@@ -66,7 +66,11 @@ class Engine:
         """
         prompts = Prompts.open(path, n_ctx)
         weights = Weights.open(path, gpu=gpu, threads=threads)
-        return cls(weights, prompts, kind=kind, n_ubatch=n_ubatch, cache_ram=cache_ram)
+        try:
+            return cls(weights, prompts, kind=kind, n_ubatch=n_ubatch, cache_ram=cache_ram)
+        except BaseException:
+            weights.close()
+            raise
 
     def __enter__(self):
         return self
@@ -80,19 +84,19 @@ class Engine:
             self.weights.close()
 
     def generate(
-        self, prompt: Prompt, params: Params | None = None, *, max_tokens=None, stop=(), reuse="prefix", **template
+        self, prompt: Prompt, params: Params | None = None, *, max_tokens=None, stop=(), reuse="prefix", template=None
     ) -> Generation:
         """An answer to a text, to tokens, or to a list of messages: an iterator of steps, which runs as it is iterated.
 
         params: default `self.params`. max_tokens: None or below 0 means until the context is full. stop: a text, or
         several, before which the answer ends. reuse: "prefix" takes over the longest beginning the slot has, as
         llama-server does; "exact" only what an uncached run would compute to the same bits; "off" nothing. template:
-        for messages, `tools` and variables of the chat template. Raises UsageError for a prompt that is empty or too
-        long. Another caller's answer is waited for.
+        for messages, a mapping of the chat template's variables, `tools` among them. Another caller's answer is waited
+        for. Raises UsageError for a prompt that is empty or too long.
         """
         if reuse not in REUSES:
             raise UsageError(f"reuse is {reuse!r}; it takes one of {', '.join(REUSES)}")
-        tokens = self.prompts.tokens(prompt, **template)
+        tokens = self.prompts.tokens(prompt, template)
         sampler = Sampler(self.params if params is None else params, self.tokenizer)
         sampler.begin(tokens)
         return Generation(self, tokens, sampler, max_tokens=max_tokens, stop=stop, reuse=reuse)

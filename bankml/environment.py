@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bankml.errors import UsageError
 
+CACHE_RAM = 8192  # MiB
 GPU_OFF = ("off", "none", "cpu")
 GPU_TAKES = "auto, off, none, cpu, or devices by index or name with commas between"
 
@@ -87,6 +88,20 @@ def gpu_limit() -> float:
     return min(1.0, max(0.05, value))
 
 
+def cache_ram() -> int:
+    """`BANKML_CACHE_RAM` in MiB, for the host prompt cache: -1 has no limit, 0 switches it off.
+
+    The default is llama-server's 8192, but no more than a quarter of the machine's memory.
+    """
+    text = os.environ.get("BANKML_CACHE_RAM", "")
+    if not text:
+        return min(CACHE_RAM, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (1 << 20) // 4)
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and -1 <= int(text) < 2**31):
+        raise UsageError(f"BANKML_CACHE_RAM is {text!r}; it takes mebibytes, 0 for no cache, or -1 for no limit")
+    return int(text)
+
+
 def _number(text):
     """A float, NaN where the text is none."""
     try:
@@ -100,3 +115,4 @@ def check():
     gpu()
     gpu_share()
     gpu_limit()
+    cache_ram()

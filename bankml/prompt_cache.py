@@ -3,32 +3,15 @@
 Reproduces `server_prompt_cache` and `get_available_slot` of b11192 (tools/server): what is compared are 32-bit ratios.
 """
 
-import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from bankml.errors import UsageError
 from bankml.slot import State
 
-DEFAULT_MIB = 8192
 MIB = 1 << 20
 SIMILAR = np.float32(0.1)  # a slot that shares no more of the new prompt than this is given up
 HALF, QUARTER = np.float32(0.5), np.float32(0.25)
-
-
-def limit_from_environment() -> int:
-    """`BANKML_CACHE_RAM` in MiB: -1 has no limit, 0 switches the cache off.
-
-    The default is the server's 8192, but no more than a quarter of the machine's memory.
-    """
-    text = os.environ.get("BANKML_CACHE_RAM", "")
-    if not text:
-        return min(DEFAULT_MIB, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB // 4)
-    digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit() and -1 <= int(text) < 2**31):
-        raise UsageError(f"BANKML_CACHE_RAM is {text!r}; it takes mebibytes, 0 for no cache, or -1 for no limit")
-    return int(text)
 
 
 def common(a: np.ndarray, b: np.ndarray) -> int:

@@ -42,12 +42,12 @@ class Prompts:
         except UnicodeEncodeError:
             return text.encode("utf-8", "surrogatepass")
 
-    def tokens(self, prompt: Prompt, **template) -> list[int]:
+    def tokens(self, prompt: Prompt, template: Mapping | None = None) -> list[int]:
         """The tokens of a prompt that leaves room for an answer. Raises UsageError where it does not, or is empty.
 
         template: `tools`, and variables of the chat template such as `enable_thinking`; for messages only.
         """
-        tokens = self._tokens(prompt, template)
+        tokens = self._tokens(prompt, template or {})
         if not tokens:
             raise UsageError("the prompt is empty")
         if len(tokens) >= self.n_ctx:

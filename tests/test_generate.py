@@ -17,7 +17,8 @@ from tests import documented, stand_in
 
 SCRIPT = Path(stand_in.__file__)
 STATISTICS = re.compile(
-    r"(bankml: compiling kernels \(first run only\)\n)?bankml: load \d+\.\d\d s, prompt \d+ tokens at [\d.]+ tokens/s, first token at \d+\.\d\d s, "
+    r"(bankml: compiling kernels \(first run only\)\n)?"
+    r"bankml: load \d+\.\d\d s, prompt \d+ tokens at [\d.]+ tokens/s, first token at \d+\.\d\d s, "
     r"answer \d+ tokens( at [\d.]+ tokens/s)?, seed \d+, 2 threads(, .*)?\n"
 )
 

@@ -5,8 +5,9 @@ import os
 import numpy as np
 import pytest
 
+from bankml.environment import cache_ram
 from bankml.errors import UsageError
-from bankml.prompt_cache import MIB, PromptCache, common, gives_up, limit_from_environment, state_bytes
+from bankml.prompt_cache import MIB, PromptCache, common, gives_up, state_bytes
 from bankml.slot import State
 
 
@@ -102,17 +103,17 @@ def test_the_size_of_a_state():
 @pytest.mark.parametrize(("text", "limit"), [("0", 0), ("-1", -1), ("100", 100)])
 def test_the_environment(text, limit, monkeypatch):
     monkeypatch.setenv("BANKML_CACHE_RAM", text)
-    assert limit_from_environment() == limit
+    assert cache_ram() == limit
 
 
 @pytest.mark.parametrize("text", ["-2", "much", "1.5", "٣", "1e3"])
 def test_bad_environment_values_are_refused(text, monkeypatch):
     monkeypatch.setenv("BANKML_CACHE_RAM", text)
     with pytest.raises(UsageError, match="BANKML_CACHE_RAM"):
-        limit_from_environment()
+        cache_ram()
 
 
 def test_the_default_leaves_the_machine_its_memory(monkeypatch):
     monkeypatch.delenv("BANKML_CACHE_RAM", raising=False)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert 0 < limit_from_environment() <= min(8192, memory / MIB / 4)
+    assert 0 < cache_ram() <= min(8192, memory / MIB / 4)

@@ -46,11 +46,10 @@ def arguments(parser):
 def run(args) -> int:
     """Converse until the input ends; 0, or 1 where stdin is no terminal and something was refused."""
     from bankml.kv_cache import KvType
-    from bankml.prompt_cache import limit_from_environment
 
     environment.check()
     card_words.wanted(args)
-    kind, limit = KvType.from_environment(args.cache_type), limit_from_environment()
+    kind = KvType.from_environment(args.cache_type)
     lines = Lines()
     prompts = open_prompts(args)
     params = flags.params(args, prompts.header.kv)
@@ -60,7 +59,7 @@ def run(args) -> int:
         for view in views:
             view.leave()
 
-    with ended_by_sigterm(), open_engine(args, prompts, kind, cache_ram=limit, lost=lost) as engine:
+    with ended_by_sigterm(), open_engine(args, prompts, kind, lost=lost) as engine:
         chat = Chat(args, engine, params, lines, views)
         if lines.on_terminal:
             say(f"{engine.name}, context of {engine.n_ctx} tokens; /help lists the commands, Ctrl-D leaves")
@@ -128,7 +127,11 @@ class Chat:
     def answer(self, text: str):
         """Ask, and write the answer as it comes; kept is the turn that was answered, as far as it was."""
         generation = self.engine.generate(
-            self.talk.asked(text), self.params, max_tokens=self.args.max, stop=self.args.stop, **template(self.args)
+            self.talk.asked(text),
+            self.params,
+            max_tokens=self.args.max,
+            stop=self.args.stop,
+            template=template(self.args),
         )
         self.last, parts = generation, []
         with generation, stopped_by_ctrl_c(generation), self._view(parts) as hides:

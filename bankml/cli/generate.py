@@ -84,7 +84,7 @@ class Answer:
         prompt = read_prompt(args)
         prompts = open_prompts(args)
         params = flags.params(args, prompts.header.kv, seed=self.seed)
-        tokens = prompts.tokens(prompt) if args.raw else prompts.tokens(messages(prompt, args), **template(args))
+        tokens = prompts.tokens(prompt) if args.raw else prompts.tokens(messages(prompt, args), template(args))
         self.n_prompt = len(tokens)
         self.interrupts.check()
         if args.live:
