@@ -191,6 +191,7 @@ def test_usage_errors_are_one_line_and_exit_1(model, name, capsys):
 
 ENVIRONMENT = {
     "BANKML_CACHE_TYPE": ("q4_0", "f16"),
+    "BANKML_CACHE_RAM": ("-2", "no limit"),
     "BANKML_GPU": ("-1", "auto"),
     "BANKML_GPU_SHARE": ("0.99", "0 to 0.95"),
     "BANKML_GPU_LIMIT": ("much", "0.05 to 1"),
