@@ -64,13 +64,17 @@ class Split:
         self.prepare(layers, columns)
         if n_out not in (0, columns):
             self.prepare(layers, n_out)
+        self.worker.total_rows += self._rows(layers, columns, n_out)
         if not self.worker.on:
             return False
-        self.worker.total_rows += self._rows(layers, columns, n_out)
         if not any(self._takes(layers, columns) + self._takes(layers, n_out)):
             return False
-        self._tried = columns == 1 and self.trial is not None and not self.trial.over
-        return self.trial.cards_next if self._tried else True
+        if columns > 1 or self.trial is None or self.trial.over:
+            return True
+        if self.worker.resting:
+            return False  # from the measuring, say: such a token would tell nothing of the cards
+        self._tried = True
+        return self.trial.cards_next
 
     def took(self, cards: bool, seconds: float):
         """The micro-batch took so long, with the cards or without: the trial of single tokens goes on."""

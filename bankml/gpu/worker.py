@@ -60,6 +60,11 @@ class Worker:
         """Whether any card takes work."""
         return any(card.on for card in self.cards)
 
+    @property
+    def resting(self) -> bool:
+        """Whether the limiter holds a card back now."""
+        return any(card.on and card.time.resting() for card in self.cards)
+
     def takes(self, name: str, matrices, columns: int) -> bool:
         """Whether a card has a share of this group, so that `begin` is worth the call."""
         return self.on and any(self.shares.of(self._shape(name, matrices), columns))

@@ -61,3 +61,27 @@ def test_a_model_opened_by_name_has_its_cards(tmp_path, monkeypatch):
     monkeypatch.setenv("BANKML_GPU_SHARE", "0")
     with Weights.open(path, threads=2) as weights:
         assert weights.devices == ["cpu"] and weights.card_report() is None
+
+
+def test_tokens_are_tried_only_while_the_card_may_work(tmp_path):
+    """The trial of tokens waits until a card has rested from the measuring, and its verdict is kept."""
+    with opened("qwen3-q2_0-tied", tmp_path, None) as weights:
+        split, shares = weights.split, weights.split.worker.shares
+        measure(weights, 1)
+        for shape, columns in shares._found:
+            shares._found[shape, columns] = (0.5,)
+        split.worker.version += 1
+        (card,) = split.worker.cards
+        caches, rest = weights.caches(n_ctx=256), card.time.resting
+        card.time.resting = lambda: True
+        weights.decode(caches, 1)
+        assert card.rows == 0 and not split.trial.seconds[True] and not split.trial.seconds[False]
+        card.time.resting = lambda: False
+        for token in range(8):
+            weights.decode(caches, token)
+            assert (card.rows > 0) and len(split.trial.seconds[True]) == token // 2 + 1
+        assert split.trial.over
+        rows = card.rows
+        weights.decode(caches, 9)
+        assert (card.rows > rows) == split.trial.cards_won
+        card.time.resting = rest
