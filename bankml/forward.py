@@ -20,6 +20,7 @@ from bankml.errors import UsageError
 from bankml.exact import path_of
 from bankml.gguf import Map
 from bankml.guard import guard
+from bankml.kept_rows import KeptRows
 from bankml.kv_cache import KvCache, KvType
 from bankml.pieces import Pieces, rows_of
 
@@ -58,7 +59,8 @@ class Weights(Pieces):
         self.pool = Pool(threads)
         self.threads, self.devices = self.pool.threads, ["cpu"]
         self.map = Map(header)
-        self._layers, self.reached, self.between_layers = {}, 0.0, None
+        self._layers, self._kept_rows = {}, KeptRows(plan.shape.n_vocab)
+        self.reached, self.between_layers = 0.0, None
         self.split, self.card_notes = None, []  # the driver for cards, and a line on each device that was asked
         self._lock = threading.RLock()
         self._busy = self._closed = False
@@ -108,15 +110,19 @@ class Weights(Pieces):
     def _alone(self):
         """Wait for other callers. Raises UsageError where this one cannot go on: after `close`, or from an `each`."""
         with self._lock:
-            if self._closed:
-                raise UsageError("these weights are closed; open the model again")
-            if self._busy:
-                raise UsageError("these weights are in the midst of a call; its `each` cannot call them")
+            self._enter()
             try:
-                self._busy = True
                 yield
             finally:
                 self._busy = False
+
+    def _enter(self):
+        """The lock is ours: see that a call can begin."""
+        if self._closed:
+            raise UsageError("these weights are closed; open the model again")
+        if self._busy:
+            raise UsageError("these weights are in the midst of a call; its `each` cannot call them")
+        self._busy = True
 
     def __enter__(self):
         return self
@@ -168,8 +174,8 @@ class Weights(Pieces):
         """
         rows = rows_of(rows, self.shape.n_embd)
         _check_ubatch(n_ubatch)
-        out = np.empty((len(rows), self.shape.n_vocab), np.float32)
         with self._alone():
+            out = self._kept_rows.take() if len(rows) == 1 else np.empty((len(rows), self.shape.n_vocab), np.float32)
             layers = self._layers_of(n_ubatch)
             for first in range(0, len(rows), n_ubatch):
                 part = rows[first : first + n_ubatch]
@@ -206,9 +212,20 @@ class Weights(Pieces):
         returns result_norm, float32 (n_embd,).
         """
         tokens = self._ids((token,))
-        with self._alone(), self._growing(caches, 1) as start:
-            kernel = kernel or kernel_for(1, start + 1, self.llama_threads, caches[0].kind.value)
-            return self._micro_batch(self._layers_of(N_UBATCH), caches, tokens, start, 1, kernel, None, 0)[0]
+        with self._lock:  # `_alone` and `_growing` in line: after each token all of this code is cold
+            self._enter()
+            try:
+                start = after = self._room(caches, 1)
+                try:
+                    kernel = kernel or kernel_for(1, start + 1, self.llama_threads, caches[0].kind.value)
+                    row = self._micro_batch(self._layers_of(N_UBATCH), caches, tokens, start, 1, kernel, None, 0)[0]
+                    after = start + 1
+                    return row
+                finally:
+                    for cache in caches:
+                        cache.length = after
+            finally:
+                self._busy = False
 
     def _micro_batch(self, layers, caches, tokens, position, n_out, kernel, each, first):
         """One micro-batch through the model: whole, layer by layer (so that Ctrl-C is heard), or group by group."""

@@ -117,7 +117,8 @@ class Pieces:
 
     def _ids(self, tokens) -> np.ndarray:
         """Token ids as an int64 array (n,). Raises UsageError unless there are some, all in the vocabulary."""
-        if len(tokens) == 1 and type(tokens[0]) is int and 0 <= tokens[0] < self.shape.n_vocab:
+        single = tokens[0] if type(tokens) is tuple and len(tokens) == 1 else None
+        if type(single) is int and 0 <= single < self.shape.n_vocab:
             return np.array(tokens, np.int64)
         ids = np.asarray(tokens)
         if not ids.size:

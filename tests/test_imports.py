@@ -50,6 +50,7 @@ LAYERS = [
         "pull",
         "convert",
         "exact",
+        "kept_rows",
         "kv_cache",
         "pieces",
         "split",
