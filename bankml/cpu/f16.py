@@ -16,7 +16,17 @@ from bankml.cpu.level import level
 from bankml.cpu.plain import half, sum8, sum8_by_pairs
 from bankml.cpu.pool import next_item
 from bankml.cpu.quantize import round_one_to_half, round_to_half
-from bankml.cpu.row_groups import chunk_of, even_tile, group_count, group_start, group_stride, share, write_group
+from bankml.cpu.row_groups import (
+    chunk_of,
+    even_tile,
+    group_count,
+    group_start,
+    group_stride,
+    piece,
+    piece_count,
+    share,
+    write_group,
+)
 
 _kernels = import_module(f"bankml.cpu.f16_{level()}")
 DOT_ROWS, GROUP, TILE = _kernels.DOT_ROWS, _kernels.GROUP, _kernels.TILE
@@ -53,10 +63,10 @@ def _dots(record, thread, threads):
     scratch, scratch_stride, x = arguments(record, 13)[10:]
     results = scratch + thread * scratch_stride
     groups, stride = group_count(rows, DOT_ROWS), group_stride(row_bytes, rows, DOT_ROWS)
-    chunk = chunk_of(groups, 1, threads)
-    item = next_item(record)
-    while item * chunk < groups:
-        for group in range(item * chunk, min((item + 1) * chunk, groups)):
+    item, pieces = thread, piece_count(groups, threads)
+    while item < pieces:
+        first, last = piece(item, groups, threads)
+        for group in range(first, last):
             w = matrix + group_start(group, rows, DOT_ROWS) * row_bytes
             for c in range(n):
                 dot_rows(w, stride, x + 4 * c * width, width, results)
@@ -64,7 +74,7 @@ def _dots(record, thread, threads):
                 write_group(
                     results, 1, group, rows, DOT_ROWS, out + c * out_stride, out_stride, addend, residual_stride
                 )
-        item = next_item(record)
+        item = threads + next_item(record)
 
 
 @inner

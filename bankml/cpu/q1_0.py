@@ -16,11 +16,12 @@ from bankml.cpu.plain import fma32, half, sum8
 from bankml.cpu.pool import next_item
 from bankml.cpu.quantize import quantize_blocks
 from bankml.cpu.row_groups import (
-    chunk_of,
     even_tile,
     group_count,
     group_start,
     group_stride,
+    item_count,
+    item_part,
     piece,
     piece_count,
     share,
@@ -160,22 +161,21 @@ def product_q1_0(record, thread, threads):
     tile, groups, stride = even_tile(n, most), group_count(rows, GROUP), group_stride(row_bytes, rows, GROUP)
     work = table + TABLE_BYTES * width * most
     tiles = (n + tile - 1) // tile
-    chunk = chunk_of(groups, tiles, threads)
-    chunks = (groups + chunk - 1) // chunk
-    item = next_item(record)
-    while item < tiles * chunks:
-        column, first = item // chunks * tile, item % chunks * chunk
+    item, items = thread, item_count(groups, tiles, threads)
+    while item < items:
+        number, first, last = item_part(item, groups, tiles, threads)
+        column = number * tile
         columns = min(tile, n - column)
         _tables_of_tile(mine, q, d, column, columns, width)
         q_tile, d_tile, out_tile = q + column * width, d + column * width // 8, out + column * out_stride
         residual_tile = residual + column * residual_stride if residual else 0
-        for group in range(first, min(first + chunk, groups)):
+        for group in range(first, last):
             w = matrix + group_start(group, rows, GROUP) * row_bytes
             group_product(w, stride, q_tile, d_tile, table, columns, width, work, 0, mine + RESULTS)
             write_group(
                 mine + RESULTS, columns, group, rows, GROUP, out_tile, out_stride, residual_tile, residual_stride
             )
-        item = next_item(record)
+        item = threads + next_item(record)
 
 
 def dot_q1_0_q8_0_plain(blocks, quants, scales):

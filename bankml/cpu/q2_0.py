@@ -14,7 +14,16 @@ from bankml.cpu.level import level
 from bankml.cpu.plain import fma32, half
 from bankml.cpu.pool import next_item
 from bankml.cpu.quantize import arrange_planes, quantize_blocks
-from bankml.cpu.row_groups import chunk_of, even_tile, group_count, group_start, group_stride, share, write_group
+from bankml.cpu.row_groups import (
+    even_tile,
+    group_count,
+    group_start,
+    group_stride,
+    item_count,
+    item_part,
+    share,
+    write_group,
+)
 
 _kernels = import_module(f"bankml.cpu.q2_0_{level()}")
 GROUP, TILE, group_product = _kernels.GROUP, _kernels.TILE, _kernels.group_product
@@ -59,19 +68,18 @@ def product_q2_0(record, thread, threads):
     results = scratch + thread * scratch_stride
     tile, groups, stride = even_tile(n, TILE), group_count(rows, GROUP), group_stride(row_bytes, rows, GROUP)
     tiles = (n + tile - 1) // tile
-    chunk = chunk_of(groups, tiles, threads)
-    chunks = (groups + chunk - 1) // chunk
-    item = next_item(record)
-    while item < tiles * chunks:
-        column, first = item // chunks * tile, item % chunks * chunk
+    item, items = thread, item_count(groups, tiles, threads)
+    while item < items:
+        number, first, last = item_part(item, groups, tiles, threads)
+        column = number * tile
         columns, at, at_scale = min(tile, n - column), column * width, column * width // 8
         residual_tile = residual + column * residual_stride if residual else 0
         out_tile = out + column * out_stride
-        for group in range(first, min(first + chunk, groups)):
+        for group in range(first, last):
             w = matrix + group_start(group, rows, GROUP) * row_bytes
             group_product(w, stride, planes + at, minus_sums + at_scale, d + at_scale, columns, width, results)
             write_group(results, columns, group, rows, GROUP, out_tile, out_stride, residual_tile, residual_stride)
-        item = next_item(record)
+        item = threads + next_item(record)
 
 
 def dot_q2_0_q8_0_plain(blocks, quants, scales):

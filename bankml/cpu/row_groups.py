@@ -90,3 +90,23 @@ def piece_count(groups, threads):
 def chunk_of(groups, tiles, threads):
     """Row groups per work item: whole tiles where there are many, else enough items for every thread."""
     return max(1, min(groups, groups * tiles // (ITEMS_PER_THREAD * threads)))
+
+
+@inner
+def item_count(groups, tiles, threads):
+    """Work items of a product over `tiles` column tiles; a thread begins with the one of its number."""
+    if tiles == 1:
+        return piece_count(groups, threads)
+    chunk = chunk_of(groups, tiles, threads)
+    return tiles * ((groups + chunk - 1) // chunk)
+
+
+@inner
+def item_part(item, groups, tiles, threads):
+    """A work item's tile, and its half-open range of row groups."""
+    if tiles == 1:
+        first, last = piece(item, groups, threads)
+        return 0, first, last
+    chunk = chunk_of(groups, tiles, threads)
+    chunks = (groups + chunk - 1) // chunk
+    return item // chunks, item % chunks * chunk, min(item % chunks * chunk + chunk, groups)
