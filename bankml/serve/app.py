@@ -1,0 +1,47 @@
+"""The application: every interface's routes, one shape of errors each, behind the limits.
+
+An interface is a module with `routes(service) -> list[starlette.routing.Route]`, named in INTERFACES; its endpoints
+are `async def endpoint(request: starlette.requests.Request) -> Response`, and raise ApiError. Errors of paths below
+/api/ are told as Ollama words them, all others as OpenAI does.
+"""
+
+import logging
+from importlib import import_module
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from bankml.serve.errors import ApiError, api_error
+from bankml.serve.limits import Limits
+from bankml.serve.service import Service
+from bankml.serve.stream import Json
+
+INTERFACES = ("openai", "llama_server")
+log = logging.getLogger("bankml.serve")
+
+
+def create_app(service: Service, *, api_key: str | None = None, hosts: tuple[str, ...] | None = None):
+    """An ASGI application. hosts: the Host names that are accepted, None for any; api_key: asked of every request."""
+    routes = [route for name in INTERFACES for route in import_module(f"bankml.serve.{name}").routes(service)]
+    inner = Starlette(routes=routes, exception_handlers={Exception: _failed, HTTPException: _refused})
+    inner.add_exception_handler(ApiError, _refused)
+    return Limits(inner, api_key=api_key, hosts=hosts)
+
+
+async def _refused(request: Request, error: Exception) -> Json:
+    if isinstance(error, HTTPException):
+        words = {404: f"there is nothing at {request.url.path}", 405: f"{request.method} is not for this path"}
+        error = ApiError(error.status_code, words.get(error.status_code, error.detail))
+    return told(error, request.url.path)
+
+
+async def _failed(request: Request, error: Exception) -> Json:
+    error = api_error(error)
+    log.error("%s %s: %s", request.method, request.url.path, error.message)
+    return told(error, request.url.path)
+
+
+def told(error: ApiError, path: str) -> Json:
+    """The reply that tells of an error."""
+    return Json(error.body(ollama=path.startswith("/api/")), error.status, error.headers)
