@@ -17,7 +17,7 @@ NEEDS = {
     "generic": set(),
 }
 TARGETS = {"avx2": "haswell", "generic": "x86-64"}
-EXTRAS = ("avx512_vnni", "gfni")  # used at the avx512 level where they are there
+EXTRAS = {"avx512_vnni": "avx512", "gfni": "avx512", "avx_vnni": "avx2"}  # used at that level where they are there
 
 
 @cache
@@ -50,7 +50,7 @@ def level() -> str:
 @cache
 def has(extra: str) -> bool:
     """Whether an optional feature (one of EXTRAS) may be used at the level in force."""
-    return level() == "avx512" and extra in cpu_flags()
+    return EXTRAS[extra] == level() and extra in cpu_flags()
 
 
 def set_compiler_target():
@@ -59,4 +59,4 @@ def set_compiler_target():
     target = TARGETS.get(level())
     if target and (level() == "generic" or NEEDS["avx512"] <= cpu_flags() or "BANKML_CPU" in os.environ):
         os.environ["NUMBA_CPU_NAME"] = target
-        os.environ["NUMBA_CPU_FEATURES"] = ""
+        os.environ["NUMBA_CPU_FEATURES"] = "+avxvnni" if has("avx_vnni") else ""

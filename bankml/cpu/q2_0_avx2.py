@@ -1,4 +1,5 @@
-"""Q2_0 products with AVX2: eight rows, two in a vector, `vpmaddubsw` of two-bit codes and the activations' planes.
+"""Q2_0 products with AVX2: eight rows, two in a vector, `vpmaddubsw` of two-bit codes and the activations' planes, or
+`vpdpbusd` where AVX-VNNI is there.
 
 The reference's (code - 1) * q summed over 32 is the dot product of the codes minus the sum of q. Plane j of a row's
 16 bytes holds the codes of activations 4i+j; the activations lie in the same planes.
@@ -6,6 +7,7 @@ The reference's (code - 1) * q summed over 32 is the dot product of the codes mi
 
 from bankml.cpu.compile import inner
 from bankml.cpu.lanes import duplicate, scalar_at, scales_of_rows
+from bankml.cpu.level import has
 from bankml.cpu.simd import f32, i8, i16, i32, i64, vec, vector
 
 GROUP = 8
@@ -19,18 +21,25 @@ def _codes(b, rows, offset):
     return [[b.ir.and_(b.ir.lshr(v, b.splat(i32, 8, 2 * plane)), mask) for plane in range(4)] for v in pairs]
 
 
+def _sums_of_four(b, planes, signed):
+    """Sums of the products of four adjacent codes and quants, over the four planes."""
+    if has("avx_vnni"):
+        total = b.zero(i32, 8)
+        for unsigned, quants in zip(planes, signed, strict=True):
+            total = b.dot_u8_i8(total, unsigned, quants)
+        return total
+    total = None
+    for unsigned, quants in zip(planes, signed, strict=True):  # |sum| <= 4 * 2 * 3 * 128 fits 16 bits
+        part = b.call("llvm.x86.avx2.pmadd.ub.sw", vec(i16, 16), [b.cast(unsigned, vec(i8, 32)), quants])
+        total = part if total is None else b.ir.add(total, part)
+    return b.call("llvm.x86.avx2.pmadd.wd", vec(i32, 8), [total, b.splat(i16, 16, 1)])
+
+
 def _sums(b, codes, quants):
     """Dot products of each half: two vectors of eight rows, in order."""
     planes = [duplicate(b, b.load(b.at(quants, 16 * plane), vec(i64, 2))) for plane in range(4)]
     signed = [b.cast(plane, vec(i8, 32)) for plane in planes]
-    fours = []
-    for row in codes:
-        total = None
-        for plane in range(4):  # |sum| <= 4 * 2 * 3 * 128 fits 16 bits
-            unsigned = b.cast(row[plane], vec(i8, 32))
-            part = b.call("llvm.x86.avx2.pmadd.ub.sw", vec(i16, 16), [unsigned, signed[plane]])
-            total = part if total is None else b.ir.add(total, part)
-        fours.append(b.call("llvm.x86.avx2.pmadd.wd", vec(i32, 8), [total, b.splat(i16, 16, 1)]))
+    fours = [_sums_of_four(b, row, signed) for row in codes]
     even, odd = [0, 2, 8, 10, 4, 6, 12, 14], [1, 3, 9, 11, 5, 7, 13, 15]
     left, right = (
         b.ir.add(b.shuffle(x, y, even), b.shuffle(x, y, odd)) for x, y in (fours[0:2], fours[2:4])

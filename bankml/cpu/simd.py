@@ -264,7 +264,7 @@ class Builder:
         """total + sums of 4 adjacent products u8*i8 per 32-bit lane; |pair sums| must stay below 2^15."""
         count = total.type.count
         u, s = self.cast(unsigned, vec(i8, 4 * count)), self.cast(signed, vec(i8, 4 * count))
-        if has("avx512_vnni"):
+        if has("avx512_vnni") or has("avx_vnni"):  # one LLVM name for both encodings
             return self.call(f"llvm.x86.avx512.vpdpbusd.{32 * count}", total.type, [total, u, s])
         pairs, words = vec(i16, 2 * count), vec(i32, count)
         name = {8: ("avx2.pmadd.ub.sw", "avx2.pmadd.wd"), 16: ("avx512.pmaddubs.w.512", "avx512.pmaddw.d.512")}[count]

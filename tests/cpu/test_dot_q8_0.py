@@ -52,5 +52,6 @@ def test_other_levels(name):
     rerun_at(name, __file__, "-k", "golden or any_bytes")
 
 
-def test_without_vnni(tmp_path):
-    rerun_without_extras(tmp_path, __file__, "-k", "golden or any_bytes")
+@pytest.mark.parametrize("name", ["avx512", "avx2"])
+def test_without_vnni(tmp_path, name):
+    rerun_without_extras(tmp_path, __file__, "-k", "golden or any_bytes", at=name)

@@ -164,5 +164,6 @@ def test_other_levels(name):
     rerun_at(name, __file__, "-k", "not other_levels and not large and not plain_twin")
 
 
-def test_other_levels_without_vnni_and_gfni(tmp_path):
-    rerun_without_extras(tmp_path, __file__, "-k", "test_dots and golden and not f16")
+@pytest.mark.parametrize("name", ["avx512", "avx2"])
+def test_other_levels_without_vnni_and_gfni(tmp_path, name):
+    rerun_without_extras(tmp_path, __file__, "-k", "test_dots and golden and not f16", at=name)
