@@ -13,6 +13,14 @@ class UsageError(BankmlError):
     """A wrong flag, environment value, missing file or over-long prompt (exit 1)."""
 
 
+class PromptTooLong(UsageError):
+    """A prompt that leaves no room for an answer: `tokens` of it, in a context of `n_ctx`."""
+
+    def __init__(self, message: str, tokens: int, n_ctx: int):
+        super().__init__(message)
+        self.tokens, self.n_ctx = tokens, n_ctx
+
+
 class Refused(BankmlError):
     """A file, level or device that bankml will not run, with the reason (exit 2).
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from bankml.chat import Template
-from bankml.errors import UsageError
+from bankml.errors import PromptTooLong, UsageError
 from bankml.guard import guard
 from bankml.tokenizer import Tokenizer
 
@@ -51,9 +51,11 @@ class Prompts:
         if not tokens:
             raise UsageError("the prompt is empty")
         if len(tokens) >= self.n_ctx:
-            raise UsageError(
+            raise PromptTooLong(
                 f"the prompt has {len(tokens)} tokens, the context only {self.n_ctx}, and the answer needs one; "
-                "a larger context (--ctx, n_ctx) may help"
+                "a larger context (--ctx, n_ctx) may help",
+                len(tokens),
+                self.n_ctx,
             )
         return tokens
 

@@ -24,9 +24,8 @@ log = logging.getLogger("bankml.serve")
 def create_app(service: Service, *, api_key: str | None = None, hosts: tuple[str, ...] | None = None):
     """An ASGI application. hosts: the Host names that are accepted, None for any; api_key: asked of every request."""
     routes = [route for name in INTERFACES for route in import_module(f"bankml.serve.{name}").routes(service)]
-    inner = Starlette(routes=routes, exception_handlers={Exception: _failed, HTTPException: _refused})
-    inner.add_exception_handler(ApiError, _refused)
-    return Limits(inner, api_key=api_key, hosts=hosts)
+    inner = Starlette(routes=routes, exception_handlers={ApiError: _refused, HTTPException: _refused})
+    return Limits(inner, told, api_key=api_key, hosts=hosts)
 
 
 async def _refused(request: Request, error: Exception) -> Json:
@@ -36,12 +35,9 @@ async def _refused(request: Request, error: Exception) -> Json:
     return told(error, request.url.path)
 
 
-async def _failed(request: Request, error: Exception) -> Json:
-    error = api_error(error)
-    log.error("%s %s: %s", request.method, request.url.path, error.message)
-    return told(error, request.url.path)
-
-
-def told(error: ApiError, path: str) -> Json:
-    """The reply that tells of an error."""
+def told(error: Exception, path: str) -> Json:
+    """The reply that tells of an error; one line in the log for what nobody foresaw."""
+    if not isinstance(error, ApiError):
+        log.error("%s: %s: %s", path, type(error).__name__, error)
+        error = api_error(error)
     return Json(error.body(ollama=path.startswith("/api/")), error.status, error.headers)

@@ -1,6 +1,6 @@
 """What an endpoint refuses: an HTTP status and one sentence, told in the shape that the client's interface knows."""
 
-from bankml.errors import BankmlError
+from bankml.errors import BankmlError, PromptTooLong
 
 KINDS = {
     400: "invalid_request_error",
@@ -32,6 +32,9 @@ def api_error(error: Exception) -> ApiError:
     """What a client is told of an error; one that nobody foresaw is a 500 without its details."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, PromptTooLong):
+        counts = {"n_prompt_tokens": error.tokens, "n_ctx": error.n_ctx}
+        return ApiError(400, str(error), kind="exceed_context_size_error", **counts)
     if isinstance(error, BankmlError):
         return ApiError(400, str(error))
     if isinstance(error, MemoryError):

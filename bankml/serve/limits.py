@@ -20,25 +20,31 @@ class Limits:
     client goes away.
     """
 
-    def __init__(self, app, *, api_key: str | None = None, hosts: tuple[str, ...] | None = None):
-        self.app, self.key, self.hosts = app, api_key and api_key.encode(), hosts
+    def __init__(self, app, told, *, api_key: str | None = None, hosts: tuple[str, ...] | None = None):
+        self.app, self.told, self.key, self.hosts = app, told, api_key and api_key.encode(), hosts
 
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return
+        begun = False
+
+        async def sending(message):
+            nonlocal begun
+            begun = True
+            await asyncio.wait_for(send(message), SEND_S)
+
         try:
             self._admit(scope)
             body = await _body(scope, receive)
-        except ApiError as error:
-            from bankml.serve.app import told
-
-            await told(error, scope["path"])(scope, receive, send)
+            await self._serve(scope, body, receive, sending)
+        except (_Gone, TimeoutError):
             return
-        except _Gone:
-            return
-        await self._serve(scope, body, receive, send)
+        except Exception as error:
+            reply = self.told(error, scope["path"])
+            if not begun:
+                await reply(scope, receive, sending)
 
     def _admit(self, scope):
         headers = scope["headers"]
@@ -61,6 +67,7 @@ class Limits:
         return any([hmac.compare_digest(value.strip(), self.key) for value in given])
 
     async def _serve(self, scope, body, receive, send):
+        """Run the application until it is done, or the client is gone."""
         given, gone = [{"type": "http.request", "body": body, "more_body": False}], asyncio.Event()
 
         async def receive_body():
@@ -69,25 +76,16 @@ class Limits:
             await gone.wait()
             return {"type": "http.disconnect"}
 
-        async def send_in_time(message):
-            try:
-                await asyncio.wait_for(send(message), SEND_S)
-            except TimeoutError:
-                gone.set()
-                raise asyncio.CancelledError from None
-
-        task = asyncio.ensure_future(self.app(scope, receive_body, send_in_time))
+        task = asyncio.ensure_future(self.app(scope, receive_body, send))
         watch = asyncio.ensure_future(_until_gone(receive))
         try:
             await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
         finally:
-            left = not task.done()
             watch.cancel()
             task.cancel()
-            gone.set()
-            await asyncio.gather(task, return_exceptions=True)
-        if not left and not task.cancelled():
-            task.result()
+            await asyncio.gather(task, watch, return_exceptions=True)
 
 
 class _Gone(Exception):

@@ -26,8 +26,8 @@ from typing import Any
 from bankml.completions import usage
 from bankml.engine import Engine
 from bankml.generation import Generation, Step
-from bankml.params import Params
 from bankml.prompts import Prompt
+from bankml.serve import meaning
 from bankml.serve.errors import ApiError, api_error
 from bankml.serve.names import Names
 from bankml.snapshot import LOADING, Snapshot
@@ -40,7 +40,8 @@ _END = object()
 class Request:
     """What is asked of the engine; `Engine.generate` tells what the fields mean.
 
-    sampling: fields of `Params`, over what the model file recommends. model: a name, None for the resident one.
+    sampling: fields of `Params`, over what the model file recommends; `logit_bias` may hold texts, and be an object;
+    `ignore_eos` goes with them. prompt may be an array of texts and tokens. model: a name, None for the resident one.
     """
 
     prompt: Prompt
@@ -75,13 +76,15 @@ class Service:
     """One engine, one slot, a bounded queue. Its methods are for the event loop's thread.
 
     open_engine: path -> Engine. names: which models may be asked for. listeners: each is called with every `Outcome`.
-    engine: the resident one, None while there is none. started_at: by time.time().
+    engine: the resident one, None while there is none. started_at: by time.time(). slot_folder: where slots may be
+    stored.
     """
 
     def __init__(self, open_engine: Callable[[Path], Engine], names: Names, engine=None, most_waiting=MOST_WAITING):
         self.open_engine, self.names, self.engine, self.most_waiting = open_engine, names, engine, most_waiting
         self.loaded_at = time.time() if engine else None
         self.started_at, self.stopping = time.time(), False
+        self.slot_folder: Path | None = None
         self.listeners: list[Callable[[Outcome], None]] = []
         self._jobs, self._current, self._changed, self._ended = deque(), None, threading.Condition(), False
         self._prompts = ThreadPoolExecutor(1, "prompts")
@@ -311,10 +314,9 @@ class Answer:
 
     def _prepare(self, engine) -> Generation:
         asked = self.request
-        params = Params.from_gguf(engine.header.kv, **asked.sampling)
         return engine.generate(
-            asked.prompt,
-            params,
+            meaning.prompt(asked.prompt, engine.tokenizer),
+            meaning.params(asked.sampling, engine),
             max_tokens=asked.max_tokens,
             stop=asked.stop,
             reuse=asked.reuse,
