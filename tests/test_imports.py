@@ -140,9 +140,16 @@ def test_compare_imports_neither_engine_nor_bindings():
     assert not [name for name in names if name.startswith("bankml.") and not name.startswith("bankml.errors")], names
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "testing").glob("record_*.py")), ids=lambda path: path.name)
-def test_recorders_import_no_engine_code(path):
-    """Nor do the modules of ours that they import, directly or through others."""
+RECORDERS = sorted((ROOT / "testing").glob("record_*.py"))
+CASES = [  # what is recorded, and what the tests compare with
+    ROOT / "tests" / f"{name}.py"
+    for name in ("inputs", "models", "cache_runs", "sampler_cases", "conversion_models", "gguf_writer", "vocab")
+]
+NO_ENGINE = {"errors", "version", "oracle", "__init__", "blocks", "shapes"}
+
+
+def reached(path: Path) -> dict[Path, Path]:
+    """Every file of ours that a file imports, directly or through others -> the one that imports it."""
     seen, todo = {}, [(path, path)]
     while todo:
         file, importer = todo.pop()
@@ -151,10 +158,30 @@ def test_recorders_import_no_engine_code(path):
         seen[file] = importer
         for _, name in imported(file):
             todo += [(found, file) for found in _files(name)]
-    allowed = {"errors", "version", "oracle", "__init__", "blocks", "shapes"}
-    for file, importer in seen.items():
+    return seen
+
+
+@pytest.mark.parametrize("path", [*RECORDERS, *CASES, *modules(PACKAGE / "oracle")], ids=lambda path: path.name)
+def test_the_expected_side_imports_no_engine_code(path):
+    """Nor do the modules of ours that they import, directly or through others; nor does any import by name."""
+    for file, importer in reached(path).items():
         if file.is_relative_to(PACKAGE):
-            assert part(file) in allowed, f"{importer.relative_to(ROOT)} imports {file.relative_to(ROOT)}"
+            assert part(file) in NO_ENGINE, f"{importer.relative_to(ROOT)} imports {file.relative_to(ROOT)}"
+        words = {node.id for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Name)}
+        assert not words & {"importlib", "__import__", "exec", "eval"}, file
+
+
+def test_imports_through_others_are_seen():
+    found = {str(file.relative_to(ROOT)) for file in reached(ROOT / "tests" / "test_cli_oracle.py")}
+    assert {"bankml/cli/oracle.py", "bankml/forward.py", "bankml/cpu/pool.py"} <= found
+
+
+def test_loading_the_expected_side_loads_no_engine_code():
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in [*CASES, *modules(PACKAGE / "oracle")]]
+    names = [name.removesuffix(".__init__") for name in names]
+    script = f"import sys, {', '.join(names)}\nprint(*sorted(name for name in sys.modules if name[:7] == 'bankml.'))"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=ROOT)
+    assert {name.split(".")[1] for name in done.stdout.split()} <= NO_ENGINE
 
 
 def _files(name: str):
