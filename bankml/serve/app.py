@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from bankml.errors import BankmlError
 from bankml.serve.errors import ApiError, api_error
 from bankml.serve.limits import Limits
 from bankml.serve.service import Service
@@ -24,15 +25,22 @@ log = logging.getLogger("bankml.serve")
 def create_app(service: Service, *, api_key: str | None = None, hosts: tuple[str, ...] | None = None):
     """An ASGI application. hosts: the Host names that are accepted, None for any; api_key: asked of every request."""
     routes = [route for name in INTERFACES for route in import_module(f"bankml.serve.{name}").routes(service)]
-    inner = Starlette(routes=routes, exception_handlers={ApiError: _refused, HTTPException: _refused})
+    inner = Starlette(routes=routes, exception_handlers=HANDLERS)
     return Limits(inner, told, api_key=api_key, hosts=hosts)
 
 
 async def _refused(request: Request, error: Exception) -> Json:
-    if isinstance(error, HTTPException):
-        words = {404: f"there is nothing at {request.url.path}", 405: f"{request.method} is not for this path"}
-        error = ApiError(error.status_code, words.get(error.status_code, error.detail))
-    return told(error, request.url.path)
+    return told(api_error(error), request.url.path)
+
+
+async def _not_there(request: Request, error: HTTPException) -> Json:
+    words = {404: f"there is nothing at {request.url.path}", 405: f"{request.method} is not for this path"}
+    return told(ApiError(error.status_code, words.get(error.status_code, error.detail)), request.url.path)
+
+
+# What is an Exception is raised again by Starlette when it was told; `Limits` notes it.
+HANDLERS = {ApiError: _refused, BankmlError: _refused, MemoryError: _refused, Exception: _refused}
+HANDLERS |= {HTTPException: _not_there}
 
 
 def told(error: Exception, path: str) -> Json:

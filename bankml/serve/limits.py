@@ -38,8 +38,15 @@ class Limits:
         try:
             self._admit(scope)
             body = await _body(scope, receive)
+        except _Gone:
+            return
+        except ApiError as error:
+            error.headers["Connection"] = "close"  # the rest of the body is not waited for
+            await self.told(error, scope["path"])(scope, receive, sending)
+            return
+        try:
             await self._serve(scope, body, receive, sending)
-        except (_Gone, TimeoutError):
+        except TimeoutError:
             return
         except Exception as error:
             reply = self.told(error, scope["path"])

@@ -17,7 +17,7 @@ from bankml.serve.service import Service
 from bankml.serve.stream import dumped
 
 MAX_CONNECTIONS = 64
-HEAD_S, IDLE_S = 10.0, 30.0  # for the head of a request to come, and for a connection without one
+HEAD_S, IDLE_S = 5.0, 30.0  # for the head of a request to come, and for a connection without one
 BACKLOG = 128
 
 
