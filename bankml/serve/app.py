@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from bankml.errors import BankmlError
+from bankml.serve import openapi
 from bankml.serve.errors import ApiError, api_error
 from bankml.serve.limits import Limits
 from bankml.serve.service import Service
@@ -25,7 +26,7 @@ log = logging.getLogger("bankml.serve")
 def create_app(service: Service, *, api_key: str | None = None, hosts: tuple[str, ...] | None = None):
     """An ASGI application. hosts: the Host names that are accepted, None for any; api_key: asked of every request."""
     routes = [route for name in INTERFACES for route in import_module(f"bankml.serve.{name}").routes(service)]
-    inner = Starlette(routes=routes, exception_handlers=HANDLERS)
+    inner = Starlette(routes=[*routes, openapi.route(routes)], exception_handlers=HANDLERS)
     return Limits(inner, told, api_key=api_key, hosts=hosts)
 
 

@@ -12,7 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bankml.errors import UsageError
 from bankml.serve.errors import ApiError
-from bankml.serve.limits import MAX_HEAD
+from bankml.serve.limits import MAX_HEAD, SEND_S
 from bankml.serve.service import Service
 from bankml.serve.stream import dumped
 
@@ -24,12 +24,20 @@ BACKLOG = 128
 class Protocol(H11Protocol):
     """A connection. One too many is told so; one whose request's head comes too slowly is closed."""
 
-    surplus, deadline = False, None
+    surplus, deadline, sweep = False, None, None
 
     def connection_made(self, transport):
         super().connection_made(transport)
         self.surplus = len(self.connections) > MAX_CONNECTIONS
         self._wait_for_head()
+        self._sweep()
+
+    def _sweep(self):
+        """A closed connection whose client takes nothing of what is left to send is not kept."""
+        if self.transport.is_closing():
+            self.transport.abort()
+        else:
+            self.sweep = self.loop.call_later(SEND_S, self._sweep)
 
     def data_received(self, data: bytes):
         if self.surplus:
@@ -43,6 +51,7 @@ class Protocol(H11Protocol):
 
     def connection_lost(self, exc):
         self._head_is_there()
+        self.sweep.cancel()
         super().connection_lost(exc)
 
     def _wait_for_head(self):

@@ -141,6 +141,14 @@ def test_methods_and_paths_that_are_not_there(served):
     assert reply.status_code == 404 and reply.json()["error"]["code"] == 404
 
 
+def test_the_description_names_every_path(served):
+    about = served.client.get("/openapi.json").json()
+    assert about["openapi"] == "3.1.0" and {"/v1/chat/completions", "/completion", "/health"} <= about["paths"].keys()
+    for path, methods in about["paths"].items():
+        for method in methods:
+            assert served.client.request(method, path.replace("{", "").replace("}", "")).status_code not in (405, 500)
+
+
 def test_a_slow_head_is_not_waited_for(served):
     url = served.client.base_url
     with socket.create_connection((url.host, url.port), timeout=run.HEAD_S + 5) as connection:
