@@ -7,8 +7,9 @@ from what they all read, and close together, so that clearing and keeping them t
 A run is one call from Python: it wakes the workers, every one of them goes through all the steps, and the last barrier
 ends it. Waiting, inside a run and between runs, spins briefly and then sleeps, since another program may want the core.
 
-`threads` is how many shares the work of a step is cut into; it decides no bit. There are as many workers, but no more
-than cores, and fewer take part while other programs keep them from their cores: the others would only wait for them.
+Of `threads` asked for there are as many workers, but no more than cores; each step is cut into as many shares, which
+decides no bit. Fewer workers take part, with all the shares, while other programs keep some from their cores: the others
+would only wait for them.
 """
 
 import atexit
@@ -255,9 +256,11 @@ class _Crew:
 class Pool:
     """`threads` threads, the caller among them. `run` is for one caller at a time; a second waits."""
 
-    def __init__(self, threads=None):
+    def __init__(self, threads=None, *, shares=None):
+        """shares: what each step is cut into, at most `threads`; as many as there are workers if None."""
         self.threads = thread_count(threads)
         self.workers = min(self.threads, len(os.sched_getaffinity(0)))
+        self.shares = shares or self.workers
         self._lock, self._born = threading.Lock(), (read_stamp(), time.monotonic())
         self._run = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)(run.address)
         self._start()
@@ -272,7 +275,7 @@ class Pool:
         start = (self._mailbox - self._memory.ctypes.data + SEMAPHORES + WAITED) // 8
         self._crew = _Crew(self._memory[start :: LINES // 8][: self.workers])
         self._taken = self._word(TAKEN)
-        for offset, value in ((SHARES, self.threads), (WORKERS, self.workers), (TIMEOUT, 1)):
+        for offset, value in ((SHARES, self.shares), (WORKERS, self.workers), (TIMEOUT, 1)):
             self._word(offset).value = value
         self._helpers = []
         for number in range(1, self.workers):

@@ -95,7 +95,7 @@ def test_tiled_equals_the_plain_twin():
 )
 def test_threads_do_not_matter(tokens, cells, kernel, threads):
     q, k, v = qkv(tokens, cells, 6, 2, 64)
-    crew = Pool(threads)
+    crew = Pool(threads, shares=threads)
     got = attention(q, k, v, kernel=kernel, pool=crew)
     crew.close()
     assert np.array_equal(bits(got), bits(attention(q, k, v, kernel=kernel)))
@@ -118,7 +118,7 @@ def test_kv_heads_side_by_side_equal_the_reference(heads, heads_kv, threads, ref
     from bankml.oracle import graph
 
     q, k, v = qkv(1, 650, heads, heads_kv, 128)
-    crew = Pool(threads)
+    crew = Pool(threads, shares=threads)
     got = attention(q, k, v, kernel=kernel_for(1, 650, 3), pool=crew)
     crew.close()
     assert np.array_equal(bits(got), bits(graph.attention(q, k, v, threads=3)))

@@ -40,7 +40,7 @@ def test_equals_the_plain_twin(case):
 
 @pytest.mark.parametrize("threads", [2, 3, 8, 64])
 def test_threads_do_not_matter(threads):
-    crew = Pool(threads)
+    crew = Pool(threads, shares=threads)
     for case in CASES[::7]:
         given = case.inputs()
         got = attention(given["q"], given["k"], given["v"], kernel=Kernel.reference(), cache="q8_0", pool=crew)

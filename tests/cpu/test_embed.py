@@ -25,7 +25,7 @@ def test_last_rows_move_to_the_front(count, threads, width):
     x = inputs.Source("rows").bell(7, width)
     want = x[7 - count :].copy()
     code, wait, words = last_rows_step(x)
-    crew = pool.Pool(threads)
+    crew = pool.Pool(threads, shares=threads)
     pool.run_steps((code, wait, [7, count, *words[2:]]), pool=crew)
     crew.close()
     assert np.array_equal(x[:count], want)

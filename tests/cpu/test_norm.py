@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bankml.cpu import norm, pool
+from bankml.oracle import graph
 from tests import inputs
 
 
@@ -47,6 +48,25 @@ def test_exact_ties_take_the_long_way():
     assert np.array_equal(bits(one), bits(x))
 
 
+@pytest.mark.parametrize(
+    ("others", "mean"),
+    [
+        ([2.0**-23], 1 + 2.0**-23),  # above the middle by the last bit of the sum
+        ([2.0**-24] * 62, 1),  # each lost beside the sum so far, though together they would lift it above the middle
+    ],
+)
+def test_the_chain_of_sums_decides(others, mean, reference):
+    x = np.zeros((1, 64), np.float32)
+    x[0, 0], x[0, 1] = 8, 2.0**-9
+    x[0, 2 : 2 + len(others)] = others
+    total = np.float64(0)
+    for value in x[0].astype(np.float64):
+        total += value * value
+    assert np.float32(total / 64) == np.float32(mean)
+    weight = np.ones(64, np.float32)
+    assert np.array_equal(bits(norm.rms_norm_mul(x, weight, 0.0)), bits(graph.rms_norm_mul(x, weight, 0.0)))
+
+
 def test_infinities_and_nan_come_through():
     x = np.ones((3, 64), np.float32)
     x[0, 5], x[1, 5] = np.inf, np.nan
@@ -61,7 +81,7 @@ def test_threads_do_not_matter(threads):
     x, weight = source.bell(13, 576), source.bell(576)
     out = np.empty_like(x)
     code, wait, words = norm.rms_norm_step(x, weight.ctypes.data, out, 1e-6)
-    crew = pool.Pool(threads)
+    crew = pool.Pool(threads, shares=threads)
     pool.run_steps((code, wait, [13, *words[1:]]), pool=crew)
     crew.close()
     assert np.array_equal(bits(out), bits(norm.rms_norm_mul(x, weight, 1e-6)))

@@ -32,7 +32,7 @@ def neighbours(record, thread, threads):
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8, 64])
 def test_every_item_is_taken_once(threads):
-    pool, counters = Pool(threads), np.zeros(1000, np.int64)
+    pool, counters = Pool(threads, shares=threads), np.zeros(1000, np.int64)
     work = program(*[(count_items, True, (1000, counters.ctypes.data))] * 3)
     pool.run(work)
     pool.run(work)
@@ -42,7 +42,7 @@ def test_every_item_is_taken_once(threads):
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
 def test_barriers_order_the_steps(threads):
-    pool = Pool(threads)
+    pool = Pool(threads, shares=threads)
     a, b = np.zeros(threads, np.int64), np.zeros(threads, np.int64)
     there, back = (a.ctypes.data, b.ctypes.data), (b.ctypes.data, a.ctypes.data)
     work = program(*[(neighbours, True, there), (neighbours, True, back)] * 200)
@@ -111,7 +111,7 @@ def test_a_crew_shrinks_while_it_waits_and_tries_again_ever_later(monkeypatch):
 
 
 def test_fewer_workers_do_all_the_shares():
-    pool, counters = Pool(4), np.zeros(1000, np.int64)
+    pool, counters = Pool(4, shares=4), np.zeros(1000, np.int64)
     work = program(*[(count_items, True, (1000, counters.ctypes.data))] * 3)
     pool._word(pools.WORKERS).value = 1
     pool.run(work)

@@ -116,7 +116,7 @@ def test_the_residual_is_added_once_and_in_place(kind, rows, n, pool):
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_products_share_a_filling_and_n_is_patched(kind, threads):
     """Three matrices over one activation without a barrier; the program is built once, for up to 20 rows."""
-    source, pool, wtype = inputs.Source("shared"), Pool(threads), KINDS[kind]
+    source, pool, wtype = inputs.Source("shared"), Pool(threads, shares=threads), KINDS[kind]
     x, shapes = source.bell(20, 512), (96, 32, 36)
     matrices = [source.weights(kind, "random", rows, 512) for rows in shapes]
     outs = [np.zeros((20, rows + 3), np.float32) for rows in shapes]

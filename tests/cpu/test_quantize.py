@@ -92,7 +92,7 @@ def test_q8_0_is_its_plain_twin(case, pool):
 @pytest.mark.parametrize("wtype", [Q1_0, Q2_0])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_an_activation_shows_its_quants(wtype, threads, reference):
-    pool, x = Pool(threads), inputs.Source("shown").values("wide", 7, 640)
+    pool, x = Pool(threads, shares=threads), inputs.Source("shown").values("wide", 7, 640)
     activation = Activation(wtype, 7, 768, threads)
     for n, width in ((7, 640), (1, 640), (3, 128)):
         rows = np.ascontiguousarray(x[:n, :width])

@@ -70,7 +70,7 @@ def test_heads_and_cache(mode, threads, size):
     want_k = rope.apply(rms_norm_mul(keys, weight, 1e-6), positions)
     steps = [rope_table_step(rope, table), heads_step(shape, q, table, weight.ctypes.data)]
     steps += store_step(shape, k, v, table, weight.ctypes.data)
-    crew = pool.Pool(threads)
+    crew = pool.Pool(threads, shares=threads)
     first = [n, pos, cache[0].ctypes.data, cache[1].ctypes.data]
     pool.run_steps(*((code, wait, [*first, *words[4:]]) for code, wait, words in steps), pool=crew)
     crew.close()

@@ -47,7 +47,7 @@ def test_threads_do_not_matter(threads, width):
     gate, up = source.bell(5, width), source.bell(5, width)
     want = swiglu(gate, up)
     code, wait, words = swiglu_step(gate, up, gate)
-    crew = pool.Pool(threads)
+    crew = pool.Pool(threads, shares=threads)
     pool.run_steps((code, wait, [5, *words[1:]]), pool=crew)
     crew.close()
     assert np.array_equal(bits(gate), bits(want))
