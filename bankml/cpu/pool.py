@@ -8,8 +8,8 @@ A run is one call from Python: it wakes the workers, every one of them goes thro
 ends it. Waiting, inside a run and between runs, spins briefly and then sleeps, since another program may want the core.
 
 Of `threads` asked for there are as many workers, but no more than cores; each step is cut into as many shares, which
-decides no bit. Fewer workers take part, with all the shares, while other programs keep some from their cores: the others
-would only wait for them.
+decides no bit. Fewer workers take part, with all the shares, while other programs keep some from their cores: the
+others would only wait for them.
 """
 
 import atexit
