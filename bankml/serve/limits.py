@@ -33,7 +33,8 @@ class Limits:
         async def sending(message):
             nonlocal begun
             begun = True
-            await asyncio.wait_for(send(message), SEND_S)
+            async with asyncio.timeout(SEND_S):
+                await send(message)
 
         try:
             self._admit(scope)
@@ -120,7 +121,8 @@ async def _body(scope, receive) -> bytes:
     try:
         async with asyncio.timeout(BODY_S):
             while True:
-                message = await asyncio.wait_for(receive(), PIECE_S)
+                async with asyncio.timeout(PIECE_S):
+                    message = await receive()
                 if message["type"] == "http.disconnect":
                     raise _Gone
                 parts.append(message.get("body", b""))
