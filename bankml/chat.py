@@ -235,7 +235,7 @@ def _with_object(call) -> dict:
     """A tool call whose arguments are an object."""
     try:
         arguments = json.loads(call["function"]["arguments"])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"the arguments of a tool call are no JSON: {error}") from None
     return call | {"function": call["function"] | {"arguments": arguments}}
 

@@ -6,7 +6,9 @@ attribute of a Python object is in a template's hands.
 """
 
 import math
+import threading
 import time
+import warnings
 from functools import lru_cache, partial, wraps
 from typing import ClassVar
 
@@ -24,6 +26,7 @@ from bankml.template_words import DICT_METHODS, FILTERS, OWN_TESTS, TESTS, TEXT_
 
 MAX_TEMPLATE = 1 << 18  # characters
 MAX_BITS = 1 << 10  # of an integer
+_quiet = threading.Lock()  # filters of warnings are the process's
 
 
 class Raised(Exception):
@@ -162,6 +165,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "strftime_now": _strftime_now,
             "tojson": self.filters["tojson"],
         }
+
+    def _compile(self, source, filename):
+        """Without Python's warnings about what a template does to its constants, which would go to stderr."""
+        with _quiet, warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            return super()._compile(source, filename)
 
     def _parse(self, source, name, filename):
         return _Watch().visit(super()._parse(source, name, filename))

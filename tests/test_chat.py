@@ -192,6 +192,10 @@ class TestHostile:
         assert len(errors) == 2
         assert time.perf_counter() - start < 5
 
+    def test_what_python_would_warn_of_is_quiet(self):
+        """Found by testing/fuzz_template.py: compiling it gave a SyntaxWarning on stderr."""
+        assert render(HI, "{{ 1[0] }}{{ true['x'] }}seen") == "seen"
+
     def test_a_template_may_raise(self):
         with pytest.raises(UsageError, match="the chat template says: roles must alternate"):
             render(HI, "{{ raise_exception('roles\nmust alternate') }}")

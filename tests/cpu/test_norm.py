@@ -51,14 +51,14 @@ def test_exact_ties_take_the_long_way():
 @pytest.mark.parametrize(
     ("others", "mean"),
     [
-        ([2.0**-23], 1 + 2.0**-23),  # above the middle by the last bit of the sum
-        ([2.0**-24] * 62, 1),  # each lost beside the sum so far, though together they would lift it above the middle
+        ([2.0**-22], 2 + 2.0**-22),  # above the middle by the last bit of the sum
+        ([2.0**-24] * 60, 2),  # each lost beside the sum so far, though together they would lift it above the middle
     ],
 )
 def test_the_chain_of_sums_decides(others, mean, reference):
     x = np.zeros((1, 64), np.float32)
-    x[0, 0], x[0, 1] = 8, 2.0**-9
-    x[0, 2 : 2 + len(others)] = others
+    x[0, :2], x[0, 2:4] = 8, 2.0**-9  # 64 * (2 + 2^-23): a middle
+    x[0, 4 : 4 + len(others)] = others
     total = np.float64(0)
     for value in x[0].astype(np.float64):
         total += value * value
