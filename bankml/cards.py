@@ -1,5 +1,6 @@
 """Which cards work on a model: found, proved, and put beside the CPU's pool. No card is never an error."""
 
+from functools import partial
 from pathlib import Path
 
 from bankml import environment
@@ -7,7 +8,7 @@ from bankml.blocks import F16
 from bankml.cpu import pool, products
 from bankml.cpu.compile import source_digest
 from bankml.errors import BankmlError
-from bankml.gpu import canary, devices, opencl
+from bankml.gpu import canary, devices, opencl, verdicts
 from bankml.gpu.calibrate import Shares
 from bankml.gpu.card import Card
 from bankml.gpu.limiter import MemoryLimit, TimeLimit
@@ -60,9 +61,10 @@ def card_of(device: devices.Device, workers, wtype, limit: float) -> Card:
     """A card, once it has proved itself. Raises Refused, or whatever the driver raises."""
     context = opencl.load().Context([device.handle])
     program = canary.admit(device, context, wtype, expected_on(workers), source_digest())
+    distrust = partial(verdicts.forget, verdicts.key(device, wtype, source_digest()))
     shared = device.kind != devices.DISCRETE
     memory = MemoryLimit(device.memory, limit, largest=device.largest_allocation, shared=shared)
-    return Card(device.name, context, program, wtype, memory=memory, time_limit=TimeLimit(limit))
+    return Card(device.name, context, program, wtype, memory=memory, time_limit=TimeLimit(limit), distrust=distrust)
 
 
 def split_of(cards, workers, wtype, wmap, output, share: float | None = None) -> Split:

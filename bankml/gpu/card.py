@@ -80,11 +80,14 @@ class Task:
 class Card:
     """A device that has proved itself. name: for people. program: its kernels, see `gpu.program`.
 
-    memory, time: the limits. rows: rows times columns computed so far. note: why it was dropped, or None.
+    memory, time: the limits. rows: rows times columns computed so far. note: why it was dropped, or None. distrust:
+    what to call when it is caught with wrong bits.
     """
 
-    def __init__(self, name, context, program, wtype, *, memory: MemoryLimit, time_limit: TimeLimit):
-        self.name, self.wtype, self.memory, self.time = name, wtype, memory, time_limit
+    def __init__(
+        self, name, context, program, wtype, *, memory: MemoryLimit, time_limit: TimeLimit, distrust=lambda: None
+    ):
+        self.name, self.wtype, self.memory, self.time, self.distrust = name, wtype, memory, time_limit, distrust
         self.rows, self.note = 0, None
         self._held: dict[str, tuple[int, int, int]] = {}  # first, last, bytes
         self.room = Room()

@@ -101,6 +101,7 @@ class Worker:
                 got = started.tasks[at][1].values[:, column : column + piece.last - piece.first]
                 if not np.array_equal(got.view(np.uint32), want.view(np.uint32)):
                     failures[at] = f"wrong bits in the spot check of rows {piece.first} to {piece.last - 1}"
+                    started.tasks[at][0].distrust()
         joined, lost = [], []
         for at, (card, task) in enumerate(started.tasks):
             if failures[at]:

@@ -83,12 +83,16 @@ def test_seeded_faults_and_lost_devices_change_no_token(sites, folder, expected,
         hold_survived(Faults(site, nth, way), folder, expected, capfd)
 
 
-def test_wrong_rows_change_no_token(sites, folder, expected, capfd):
-    """The spot check sees a card that computes nonsense in the product where it begins to."""
+def test_wrong_rows_change_no_token(sites, folder, expected, capfd, monkeypatch):
+    """The spot check sees a card that computes nonsense in the product where it begins to; its pass is forgotten."""
+    forgotten = []
+    monkeypatch.setattr(verdicts, "forget", forgotten.append)
     copies = sorted((count, site) for site, count in sites.items() if site[2] == "enqueue_copy")
     read = copies[-2][1]  # once a product; the writing of quants and scales is one place for both
     for nth in (1, sites[read] // 2, sites[read]):
         hold_survived(Faults(read, nth, "wrong"), folder, expected, capfd)
+        assert forgotten and len(set(forgotten)) == 1
+        forgotten.clear()
 
 
 def test_a_card_that_does_not_answer_is_left_alone(folder, expected, capfd, monkeypatch):
