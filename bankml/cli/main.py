@@ -24,7 +24,7 @@ COMMANDS = {
     "models": "list the models at hand",
     "convert": "rewrite a model as F16, Q1_0 or Q2_0",
     "oracle": "compare a model with the reference, bit for bit",
-    "serve": "answer over HTTP, for clients of OpenAI, Ollama and llama-server",
+    "serve": "answer over HTTP, for clients of OpenAI and llama-server",
     "gpu": "list the cards, which are used, and prove them",
     "bench": "measure this machine against the reference",
 }
