@@ -284,12 +284,11 @@ class Weights(Pieces):
     def _room(self, caches, count) -> int:
         """How many cells these caches hold. Raises UsageError unless they are this model's, with room for `count`."""
         width, n_layer = self.shape.n_head_kv * self.shape.head_dim, self.shape.n_layer
-        start, kind, strange, unequal = None, None, 0, len(caches) != n_layer or len(set(map(id, caches))) != n_layer
-        for cache in caches:
-            if start is None:
-                start, kind = getattr(cache, "length", 0), getattr(cache, "kind", None)
-            strange += type(cache) is not KvCache or cache.width != width
-            unequal |= strange == 0 and (cache.length != start or cache.kind is not kind)
+        strange = any(type(cache) is not KvCache or cache.width != width for cache in caches)
+        unequal = len(caches) != n_layer or len(set(map(id, caches))) != n_layer
+        if not (strange or unequal):
+            start, kind = caches[0].length, caches[0].kind
+            unequal = any(cache.length != start or cache.kind is not kind for cache in caches)
         if unequal:
             raise UsageError(
                 f"{len(caches)} caches of unequal type, length or number; this model has {n_layer} layers, one each"

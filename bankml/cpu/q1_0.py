@@ -45,16 +45,16 @@ def tile_columns(width):
     return max(1, min(TILE, TABLES_AT_MOST // max(1, TABLE_BYTES * width)))
 
 
+@inner
+def _tables_at(width):
+    """Where the tables begin in a thread's scratch: after the row's quants and scales, on a cache line."""
+    return ROW + (width * 9 // 8 + 63) // 64 * 64
+
+
 def scratch_bytes(width):
     """Scratch per thread for rows of up to `width`."""
     tables = max(TABLES_AT_MOST if TILE > 1 else 0, TABLE_BYTES * width)
-    return ROW + (width * 9 // 8 + 63) // 64 * 64 + tables + work_bytes(width)
-
-
-@inner
-def _tables_at(width):
-    """Where the tables begin in a thread's scratch."""
-    return ROW + (width * 9 // 8 + 63) // 64 * 64
+    return _tables_at.py_func(width) + tables + work_bytes(width)
 
 
 @inner
