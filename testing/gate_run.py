@@ -1,0 +1,132 @@
+"""Stages run, each in a process of its own, two at a time where they leave a core free; the first unequal one ends it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from testing.stages.stage import Count, Given, Stage
+
+ROOT = Path(__file__).resolve().parent.parent
+HEARTBEAT_S = 60.0
+LOOK_S = 0.2
+ENDING_S = 15.0
+UNSET = ("BANKML_CACHE_TYPE", "BANKML_CACHE_RAM", "BANKML_LLAMA_THREADS", "BANKML_GPU", "BANKML_GPU_SHARE")
+
+
+class Unequal(Exception):
+    """A stage whose two sides are not equal, or that could not be run; the text says which and why."""
+
+
+@dataclass
+class Done:
+    """A stage's outcome: its count and the seconds it took."""
+
+    count: Count
+    seconds: float
+
+    def as_dict(self) -> dict:
+        """For the kept outcomes of a run."""
+        return {
+            "equal": self.count.equal,
+            "total": self.count.total,
+            "facts": self.count.facts,
+            "seconds": round(self.seconds, 1),
+        }
+
+
+class _Running:
+    """A stage under way."""
+
+    def __init__(self, stage: Stage, given: Given, logs: Path, shared: bool):
+        self.stage, self.began, self.told = stage, time.monotonic(), time.monotonic()
+        name = "".join(c if c.isalnum() else "-" for c in stage.name)
+        self.log, self.result = logs / f"{name}.log", logs / f"{name}.json"
+        command = [
+            sys.executable,
+            "-m",
+            "testing.stages",
+            stage.name,
+            "--folder",
+            given.folder,
+            "--result",
+            self.result,
+        ]
+        command += ["--quick"] if given.quick else []
+        command += ["--model", given.model] if given.model else []
+        environment = {name: value for name, value in os.environ.items() if name not in UNSET}
+        if shared:
+            environment["BANKML_THREADS"] = "1"
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env=environment, start_new_session=True
+            )
+
+    def outcome(self) -> Done:
+        """Of a stage that has ended. Raises Unequal."""
+        seconds = time.monotonic() - self.began
+        if self.process.returncode not in (0, 2) or not self.result.exists():
+            lines = self.log.read_text(errors="replace").strip().splitlines()[-12:]
+            raise Unequal("\n    ".join([f"{self.stage.name} ended with {self.process.returncode}", *lines]))
+        told = json.loads(self.result.read_text())
+        count = Count(told["equal"], told["total"], told["first"], told["facts"])
+        if not count.same:
+            raise Unequal(
+                f"{self.stage.name}: {count.equal:,} of {count.total:,} {self.stage.unit} equal; {count.first}"
+            )
+        return Done(count, seconds)
+
+    def end(self):
+        """Interrupt it and all it started."""
+        for number, patience in ((signal.SIGINT, ENDING_S), (signal.SIGKILL, ENDING_S)):
+            try:
+                os.killpg(self.process.pid, number)
+                self.process.wait(patience)
+            except ProcessLookupError:
+                break
+            except subprocess.TimeoutExpired:
+                continue
+
+
+def run(stages: list[Stage], given: Given, done: Callable[[Stage, Done], None], say: Callable[[str], None]):
+    """Run the stages in their order; done(stage, outcome) is called as each ends. Raises Unequal at the first that is
+    not equal or has fewer comparisons than it must; all that run beside it are ended then, and at Ctrl-C.
+    """
+    waiting, running = list(stages), []
+    logs = given.folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    room = min(2, len(os.sched_getaffinity(0)))
+    try:
+        while waiting or running:
+            while waiting and _fits(waiting[0], running, room):
+                stage = waiting.pop(0)
+                shared = not stage.alone
+                running.append(_Running(stage, given, logs, shared))
+                if stage.seconds >= HEARTBEAT_S:
+                    say(f"{stage.name}: started; takes about {stage.seconds / 60:.0f} min")
+            time.sleep(LOOK_S)
+            for one in running:
+                if one.process.poll() is not None:
+                    outcome = one.outcome()
+                    running.remove(one)
+                    if not given.quick and not given.model and outcome.count.total < one.stage.least:
+                        raise Unequal(f"{one.stage.name}: {outcome.count.total:,} compared, not {one.stage.least:,}")
+                    done(one.stage, outcome)
+                    break
+                if time.monotonic() - one.told > HEARTBEAT_S:
+                    one.told = time.monotonic()
+                    say(
+                        f"{one.stage.name}: {(one.told - one.began) / 60:.0f} of about {one.stage.seconds / 60:.0f} min"
+                    )
+    finally:
+        for one in running:
+            one.end()
+
+
+def _fits(stage, running, room):
+    return not running or (len(running) < room and not stage.alone and not any(one.stage.alone for one in running))

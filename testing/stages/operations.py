@@ -1,0 +1,157 @@
+"""The stages of single operations: each case of tests/inputs.py, live on the reference and by the kernels."""
+
+import itertools
+
+import numpy as np
+
+from testing.stages import engine, expected
+from testing.stages.stage import Count, Given, Stage, rows, stages, total, values
+from tests import inputs, models
+
+KINDS = ("q1_0", "q2_0", "f16")
+SMALL = [name for name, shape in models.MODELS.items() if shape.layers > 1 and shape.vocab < 100_000]
+HEAD = 128  # values
+PROMPT = 28  # tokens, positions 0 to 27
+FAR = np.linspace(7, 63_214, 140).astype(np.int64)  # positions
+
+
+def _cases(cases, count=rows) -> Count:
+    """Every case asked of both sides."""
+    with engine.Operations() as ours:
+        return total(count(str(case), inputs.expected(case), ours.answer(case)) for case in cases)
+
+
+def _thinned(cases, given: Given, step=5):
+    return list(cases)[::step] if given.quick else cases
+
+
+def _models(given: Given):
+    """(name, path) of the small models; two of a quick run."""
+    for name in SMALL[::5] if given.quick else SMALL:
+        yield name, expected.model_file(name, given.folder)
+
+
+def embed_and_norm(given: Given) -> Count:
+    """Embedding rows of the three types, norms of every width, and the first norm of whole graphs."""
+    counts = _cases(case for kind in KINDS for case in inputs.get_rows_cases(kind)) + _cases(inputs.norm_cases())
+    return counts + _pieces(given, ("inp_embd", "attn_norm"), layer=0)
+
+
+def _pieces(given, names, layer) -> Count:
+    """Tensors of a layer in whole graphs: a prompt of 28 tokens."""
+    counts = Count()
+    for name, path in _models(given):
+        shape = models.MODELS[name]
+        tokens = models.prompt(name, PROMPT, shape.vocab)
+        with expected.reference_model(path, n_ctx=256) as model:
+            want = expected.pieces(model, tokens, shape, layer)
+        with engine.opened(path) as weights:
+            got = engine.pieces(weights, tokens, layer)
+        counts += total(rows(f"{name}: {piece}", want[piece], got[piece]) for piece in names)
+    return counts
+
+
+def qkv_and_rope(given: Given) -> Count:
+    """Q, K and V of whole graphs at positions 0 to 27; matrix, head norm and RoPE at positions 7 to 63,214."""
+    counts = _pieces(given, ("Q", "K", "V"), layer=0) + _pieces(given, ("Q", "K", "V"), layer=1)
+    return counts + _cases(_thinned(inputs.rope_cases(), given)) + _far_positions()
+
+
+def _far_positions() -> Count:
+    """Rows through a matrix, a head norm and RoPE at positions far from the start, by type, mode and scaling."""
+    counts = Count()
+    with engine.Operations() as ours:
+        for kind, mode, factor in itertools.product(KINDS, ("neox", "norm"), (0.0, 4.0)):
+            name = f"{kind} {mode} factor {factor:g}"
+            source = inputs.Source(name)
+            weights, x = source.weights(kind, "random", 2 * HEAD, 256), source.bell(len(FAR), 256)
+            norm = source.bell(HEAD) / np.float32(4) + np.float32(1)
+            rope = {"mode": mode, "freq_base": 1e6, "n_ctx_orig": 16384}
+            if factor:
+                rope |= {"freq_scale": 1 / factor, "ext_factor": 1.0}
+            given = (kind, weights, x, norm, 1e-6, FAR, rope)
+            counts += rows(name, expected.projected(*given), ours.projected(*given))
+    return counts
+
+
+def swiglu_sweep(given: Given) -> Count:
+    """Gates from -128 to 128 in steps of 1/192, the ends of its exp, widths that are no whole vectors."""
+    return _cases(inputs.swiglu_cases(), values)
+
+
+def attention(kernel):
+    """The stage of one kernel: the shapes for which the reference takes it, then l_out of whole graphs."""
+
+    def run(given: Given) -> Count:
+        return _cases(_thinned(inputs.attention_cases(kernel), given)) + _l_out(given, kernel)
+
+    return run
+
+
+_RUNS = {  # kernel -> runs of whole graphs that go through it
+    "reference": (models.Run(PROMPT, "all"),),
+    "tiled": (models.Run(150, "all"),),
+    "split": (models.Run(256, "none", 14, 3), models.Run(986, "none", 14, 4)),
+}
+_SPLIT_MODELS = [name for name in models.MODELS if name.startswith("split-")]
+
+
+def _l_out(given, kernel) -> Count:
+    """Every layer's rows of whole graphs through the kernel; the split ones are small, for more threads than cores."""
+    named = [(name, expected.model_file(name, given.folder)) for name in _SPLIT_MODELS]
+    counts = Count()
+    for name, path in named if kernel == "split" else _models(given):
+        with expected.reference_model(path, n_ctx=models.CONTEXT) as model, engine.opened(path) as weights:
+            for run in _RUNS[kernel]:
+                tokens = run.tokens(name)
+                want = models.joined(expected.run_stages(model, *tokens, run))
+                got = models.joined(engine.run_stages(weights, *tokens, run))
+                counts += stages(f"{name}, {run}", want.items(), ((stage, got[stage]) for stage in want))
+    return counts
+
+
+def products(kind):
+    """The stage of a weight type: every shape a product may have, then single dots with any quants."""
+
+    def run(given: Given) -> Count:
+        cases = inputs.product_cases(kind, large=not given.quick)
+        return _cases(_thinned(cases, given), values) + _cases(inputs.dot_cases(kind), values)
+
+    return run
+
+
+def q8_0_kernels(given: Given) -> Count:
+    """Rows to q8_0 and products of q8_0 rows: any float, any quants, saturating ones among them; then the cases."""
+    x, a, b = expected.any_rows(), *(expected.any_blocks(side) for side in "ab")
+    k = x.shape[1]
+    with engine.Operations() as ours:
+        quantized = rows("any rows", expected.quantized(x), ours.quantize(x))
+        dots = rows("any blocks", expected.row_pairs(a, b, k)[:, None], engine.row_pairs(a, b, k)[:, None])
+        for case in inputs.quantize_cases():
+            given_rows, want = case.inputs()["x"], inputs.expected(case)
+            quantized += rows(str(case), want, ours.quantize(given_rows))
+            quantized += rows(f"{case} as an activation", want, ours.quantized_activation(given_rows))
+    dots += _cases(inputs.dot_cases("q8_0"), values)
+    return (quantized + dots).told(rows=quantized.total, dots=dots.total)
+
+
+def q8_0_attention(given: Given) -> Count:
+    """Hadamard rotations, and attention over q8_0 cells."""
+    return _cases(inputs.fwht_cases()) + _cases(_thinned(inputs.rotated_attention_cases(), given))
+
+
+ORACLE = "shipped library"
+STAGES = (
+    Stage("embed and norm", f"{ORACLE}: get_rows, rms_norm, mul; inp_embd and attn_norm of graphs", "rows", embed_and_norm, 5, 300),
+    Stage("q, k, v and rope", f"{ORACLE}: Q, K, V of graphs, positions 0-27; rope_ext up to 63,214", "rows", qkv_and_rope, 5, 140),
+    Stage("swiglu sweep", f"{ORACLE}: swiglu_split, gates from -128 to 128", "values", swiglu_sweep, 5, 24_600),
+    Stage("attention reference", f"{ORACLE}: flash_attn_ext, 1 to 63 rows, and l_out of graphs", "rows", attention("reference"), 5, 112),
+    Stage("attention tiled", f"{ORACLE}: flash_attn_ext, 64 rows or more, and l_out of graphs", "rows", attention("tiled"), 5, 150),
+    Stage("attention split", f"{ORACLE}: flash_attn_ext, one row of 257 to 1,100 cells, 1 to 4 threads", "rows", attention("split"), 5, 14, alone=True),
+    *(
+        Stage(f"{kind} products", f"{ORACLE}: mul_mat of every shape, vec_dot with any quants", "values", products(kind), 5)
+        for kind in KINDS
+    ),
+    Stage("q8_0 kernels", f"{ORACLE}: quantize_row_q8_0, vec_dot_q8_0_q8_0, saturating ones included", "rows and dots", q8_0_kernels, 5, 8_000),
+    Stage("q8_0 attention", f"{ORACLE}: Hadamard rotation, flash_attn_ext over q8_0 cells", "rows", q8_0_attention, 5),
+)  # fmt: skip
