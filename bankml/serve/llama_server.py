@@ -3,12 +3,13 @@
 import re
 import time
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.routing import Route
 
+from bankml.generation import Step
 from bankml.serve import fields, openai, told
 from bankml.serve.asked import Asked
 from bankml.serve.errors import ApiError
@@ -54,8 +55,7 @@ def routes(service: Service) -> list[Route]:
         if asked.stream:
             return await events(_pieces(answer, asked), end=None)
         async with answer:
-            text = "".join([step.text async for step in answer])
-            return Json(await _whole(answer, asked, text))
+            return Json(await _whole(answer, asked, await answer.text()))
 
     async def slots(request: Request):
         return Json([_slot(service)])
@@ -97,10 +97,10 @@ def _tokens(body: Fields, engine) -> list:
         tokens += engine.tokenizer.encode(part, special, added) if isinstance(part, str) else [part]
     if not body.flag("with_pieces"):
         return tokens
-    return [{"id": token, "piece": _piece(engine.tokenizer.piece(token, True))} for token in tokens]
+    return [{"id": token, "piece": _text_or_bytes(engine.tokenizer.piece(token, True))} for token in tokens]
 
 
-def _piece(piece: bytes) -> str | list[int]:
+def _text_or_bytes(piece: bytes) -> str | list[int]:
     """A text, or its bytes where it is none."""
     try:
         return piece.decode()
@@ -194,26 +194,35 @@ def _echo(generation, asked) -> str:
     return generation.engine.tokenizer.decode(generation.prompt, special=True).decode("utf-8", "replace")
 
 
-async def _pieces(answer: Answer, asked: Asked) -> AsyncIterator[dict]:
+async def _pieces(answer: Answer, asked: Asked) -> AsyncIterator[dict | list[dict]]:
     async with answer:
-        first = True
-        async for step in answer:
-            generation = answer.generation
-            text = (_echo(generation, asked) if first else "") + step.text
-            first = False
-            if text or (step.token is not None and (asked.n_probs or asked.return_tokens)):
-                piece = {
-                    "index": 0,
-                    "content": text,
-                    "tokens": [step.token] if step.token is not None and asked.return_tokens else [],
-                    "stop": False,
-                    "id_slot": 0,
-                    "tokens_predicted": generation.completion_tokens,
-                    "tokens_evaluated": len(generation.prompt),
-                }
-                piece |= {"timings": told.timings(generation)} if asked.timings_per_token else {}
-                yield piece | _probabilities([step.probs] if step.probs else [], answer, asked)
+        made, every = 0, asked.n_probs or asked.return_tokens  # every: of a token without text, too
+        while steps := await answer.steps():
+            if not made and asked.echo:
+                steps[0] = replace(steps[0], text=_echo(answer.generation, asked) + steps[0].text)
+            pieces = []
+            for step in steps:
+                made += step.token is not None
+                if step.text or (every and step.token is not None):
+                    pieces.append(_piece(step, made, answer, asked))
+            yield pieces
         yield await _whole(answer, asked, "", streamed=True)
+
+
+def _piece(step: Step, made: int, answer: Answer, asked: Asked) -> dict:
+    """A step's object in a stream, after so many tokens."""
+    generation = answer.generation
+    piece = {
+        "index": 0,
+        "content": step.text,
+        "tokens": [step.token] if step.token is not None and asked.return_tokens else [],
+        "stop": False,
+        "id_slot": 0,
+        "tokens_predicted": made,
+        "tokens_evaluated": len(generation.prompt),
+    }
+    piece |= {"timings": told.timings(generation)} if asked.timings_per_token else {}
+    return piece | _probabilities([step.probs] if step.probs else [], answer, asked)
 
 
 # -- /slots ------------------------------------------------------------------------------------------------------------

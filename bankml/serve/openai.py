@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from bankml.completions import usage
-from bankml.generation import Generation
+from bankml.generation import Generation, Step
 from bankml.serve import fields, told
 from bankml.serve.asked import Asked, asked, probs
 from bankml.serve.errors import ApiError
@@ -143,8 +143,7 @@ async def _answered(service: Service, asked: Asked, chat: bool):
     if asked.stream:
         return await events(telling.chunks())
     async with answer:
-        text = "".join([step.text async for step in answer])
-        return Json(await telling.whole(text))
+        return Json(await telling.whole(await answer.text()))
 
 
 class Telling:
@@ -169,34 +168,34 @@ class Telling:
         reply = self.head("chat.completion" if self.chat else "text_completion") | {"choices": [choice]}
         return reply | {"usage": usage(generation), "timings": told.timings(generation)} | await self.receipt()
 
-    async def chunks(self) -> AsyncIterator[dict]:
+    async def chunks(self) -> AsyncIterator[dict | list[dict]]:
         """The answer as it comes."""
         async with self.answer as answer:
-            first, sent = True, 0
-            async for step in answer:
-                if first and (begun := self.begin()):
-                    yield begun
-                first = False
-                generation = answer.generation
-                if step.text or (self.asked.n_probs and step.token is not None):
-                    delta = {"content": step.text} if self.chat else step.text
-                    noted = [step.probs] if step.probs else []
-                    sent += len(noted)
-                    yield self.chunk(delta, noted)
-            if first and (begun := self.begin()):
-                yield begun
+            begun = False
+            while steps := await answer.steps():
+                chunks = [] if begun else self.begin()
+                begun = True
+                yield chunks + [self.piece(step) for step in steps if self.is_told(step)]
             generation = answer.generation
             last = self.chunk({} if self.chat else "", [], generation.finish_reason)
             last |= {"timings": told.timings(generation)} | await self.receipt()
-            yield last
+            yield [last] if begun else [*self.begin(), last]
             if self.asked.include_usage:
                 yield self.head(last["object"]) | {"choices": [], "usage": usage(generation)}
 
-    def begin(self) -> dict | None:
-        """The first chunk: the role, or the prompt that is to be echoed."""
+    def is_told(self, step: Step) -> bool:
+        """Whether a step is a piece of its own."""
+        return bool(step.text or (self.asked.n_probs and step.token is not None))
+
+    def piece(self, step: Step) -> dict:
+        """A step's chunk."""
+        return self.chunk({"content": step.text} if self.chat else step.text, [step.probs] if step.probs else [])
+
+    def begin(self) -> list[dict]:
+        """The first chunk: the role, or the prompt that is to be echoed; none where there is neither."""
         if self.chat:
-            return self.chunk({"role": "assistant", "content": None}, [])
-        return self.chunk(self.echoed(), []) if self.asked.echo else None
+            return [self.chunk({"role": "assistant", "content": None}, [])]
+        return [self.chunk(self.echoed(), [])] if self.asked.echo else []
 
     def chunk(self, delta, noted, reason: str | None = None) -> dict:
         """One piece; `noted` are the probabilities of its tokens."""

@@ -1,7 +1,7 @@
 """The engine behind a queue: what every endpoint asks for an answer.
 
     async with service.answer(Request(prompt="Once", max_tokens=8)) as answer:   # in the queue from here on
-        async for step in answer:                                               # generation.Step: text, token, probs
+        while steps := await answer.steps():                                    # generation.Step: text, token, probs
             ...
         answer.generation.finish_reason, answer.usage()
 
@@ -13,10 +13,11 @@ prompts of messages meanwhile, so that a bad request is told so without waiting 
 """
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -33,7 +34,7 @@ from bankml.serve.names import Names
 from bankml.snapshot import LOADING, Snapshot
 
 MOST_WAITING = 64
-_END = object()
+WAKE_S = 0.02  # steps are handed over at most so often: each time the event loop wakes, it takes a core from the engine
 
 
 @dataclass(frozen=True)
@@ -253,17 +254,20 @@ class _Call:
 
 
 class Answer:
-    """An answer in the queue or under way: an async iterator of `Step`, and a block that cancels it when left.
+    """An answer in the queue or under way: `steps` as they come or the whole `text`, and a block that cancels it when
+    left.
 
-    Iterating raises ApiError for a request that cannot be answered. generation: there from the first step on; counts
-    and times are its. asked_at, started_at: by time.monotonic(), None before.
+    Both raise ApiError for a request that cannot be answered. generation: there from the first step on; counts and
+    times are its. asked_at, started_at: by time.monotonic(), None before.
     """
 
     def __init__(self, service: Service, request: Request, path: Path | None):
         self.service, self.request, self.path = service, request, path
         self.generation: Generation | None = None
         self.asked_at, self.started_at = time.monotonic(), None
-        self._loop, self._inbox = asyncio.get_running_loop(), asyncio.Queue()
+        self._loop, self._woken = asyncio.get_running_loop(), asyncio.Event()
+        self._made, self._ended, self._error = deque(), False, None  # by the engine's thread, or who cuts it
+        self._wake_s, self._wake_at = WAKE_S, 0.0
         self._early: tuple[Engine, Future] | None = None
         self._cancelled, self._ending, self._over = False, None, False
 
@@ -273,19 +277,32 @@ class Answer:
     async def __aexit__(self, *exception):
         self.cancel()
 
-    def __aiter__(self):
-        return self
+    async def steps(self) -> list[Step]:
+        """The steps made since the last call, waited for if there are none; an empty list at the end.
 
-    async def __anext__(self) -> Step:
-        if self._over:
-            raise StopAsyncIteration
-        item = await self._inbox.get()
-        if isinstance(item, Step):
-            return item
-        self._over = True
-        if isinstance(item, ApiError):
-            raise item
-        raise StopAsyncIteration
+        The first one comes at once, later ones together with those that follow within WAKE_S.
+        """
+        while not self._made and not self._ended and not self._over:
+            self._woken.clear()
+            await self._woken.wait()
+        made = [self._made.popleft() for _ in range(len(self._made))]
+        if not made:
+            self._over = True
+            if self._error is not None:
+                raise self._error
+        return made
+
+    async def text(self) -> str:
+        """All of it, at the end."""
+        self._wake_s, parts = math.inf, []
+        while steps := await self.steps():
+            parts += [step.text for step in steps]
+        return "".join(parts)
+
+    async def __aiter__(self) -> AsyncIterator[Step]:
+        while steps := await self.steps():
+            for step in steps:
+                yield step
 
     def cancel(self):
         """End it; nothing happens where it has ended already."""
@@ -340,7 +357,7 @@ class Answer:
                 generation.cancel()
             with generation:
                 for step in generation:
-                    self._post(step)
+                    self._hand_over(step)
             cut = generation.finish_reason == "cancelled"
             error, kind = (self._ending, "cancelled") if cut else (None, "completed")
         except Exception as failure:
@@ -348,8 +365,17 @@ class Answer:
         finally:
             self._end(error, kind)
 
+    def _hand_over(self, step):
+        """On the engine's thread: whoever waits is woken now, or with one of the next steps, or at the end."""
+        self._made.append(step)
+        now = time.monotonic()
+        if now >= self._wake_at:
+            self._wake_at = now + self._wake_s
+            self._call(self._woken.set)
+
     def _end(self, error, kind):
-        self._post(_END if error is None else error)
+        self._error, self._ended = error, True
+        self._call(self._woken.set)
         done, asked_at = self.generation, self.asked_at
         outcome = Outcome(kind, queue_s=self.started_at - asked_at if self.started_at else None)
         if done is not None:
@@ -367,9 +393,6 @@ class Answer:
             )
         self._call(self.service.tell, outcome)
 
-    def _post(self, item):
-        self._call(self._inbox.put_nowait, item)
-
-    def _call(self, function, argument):
+    def _call(self, function, *arguments):
         with suppress(RuntimeError):  # the loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(function, argument)
+            self._loop.call_soon_threadsafe(function, *arguments)
