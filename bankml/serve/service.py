@@ -278,13 +278,15 @@ class Answer:
         self.cancel()
 
     async def steps(self) -> list[Step]:
-        """The steps made since the last call, waited for if there are none; an empty list at the end.
+        """The steps made since the last call, one at least; an empty list at the end.
 
-        The first one comes at once, later ones together with those that follow within WAKE_S.
+        The first step comes as soon as it is made, later ones together with those made within WAKE_S.
         """
-        while not self._made and not self._ended and not self._over:
-            self._woken.clear()
+        while not self._ended and not self._over:
             await self._woken.wait()
+            self._woken.clear()
+            if self._made:
+                break
         made = [self._made.popleft() for _ in range(len(self._made))]
         if not made:
             self._over = True
