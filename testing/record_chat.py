@@ -1,7 +1,7 @@
 # ruff: noqa: E501 (tables of texts)
 """Record the reference server's prompts: 300 seeded conversations with three templates, and a few with templates of other kinds.
 
-    BANKML_REFERENCE_SERVER=<bin folder of the built b11192 package> python testing/record_chat.py
+    BANKML_REFERENCE_SERVER=<bin folder of the built b11192 package> python -m testing.record_chat
 
 Writes tests/golden/chat_{prompts,words}.json.gz. The server runs SmolLM2; templates are given by file, none as `chatml`. No bankml code.
 """
@@ -9,16 +9,13 @@ Writes tests/golden/chat_{prompts,words}.json.gz. The server runs SmolLM2; templ
 import gzip
 import json
 import random
-import sys
 import tempfile
 from pathlib import Path
 
+from testing.reference_server import Server, server_stamp
+from tests import vocab
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-
-import vocab  # noqa: E402
-from reference_server import Server, server_stamp  # noqa: E402
-
 COUNT = 300
 GOLDEN = ROOT / "tests" / "golden"
 
@@ -159,8 +156,8 @@ def save(name, content):
     print(name, (GOLDEN / name).stat().st_size)
 
 
-def replies(template, requests) -> list[str | None]:
-    """The server's prompt for each request; None where it refuses."""
+def replies(template, requests, model=None) -> list[str | None]:
+    """The server's prompt for each request, by the template or by that of its model (SmolLM2); None where it refuses."""
     with tempfile.TemporaryDirectory() as folder:
         flags = ()
         if template is not None:
@@ -168,28 +165,46 @@ def replies(template, requests) -> list[str | None]:
             path.write_bytes(template.encode())
             flags = ("--chat-template", "chatml") if template == "chatml" else ("--chat-template-file", path)
         try:
-            with Server(vocab.smollm2_gguf(), *flags) as server:
+            with Server(model or vocab.smollm2_gguf(), *flags) as server:
                 answers = [server.post("/apply-template", request) for request in requests]
         except RuntimeError:
             return [None] * len(requests)
     return [reply["prompt"] if status == 200 else None for status, reply in answers]
 
 
-def main():
+def all_requests() -> list[dict]:
+    """The 300 conversations, the same every time."""
     rng = random.Random(3)
-    requests = CHOSEN + [conversation(rng) for _ in range(COUNT - len(CHOSEN))]
-    own = {"smollm2": None, "qwen3": vocab.qwen3_template(), "none": "chatml"}
+    return CHOSEN + [conversation(rng) for _ in range(COUNT - len(CHOSEN))]
+
+
+def some_requests() -> list[dict]:
+    """40 of them, for templates of other kinds."""
+    requests = all_requests()
+    return requests[:2] + requests[4:6] + requests[13:16] + requests[len(CHOSEN) : len(CHOSEN) + 33]
+
+
+def own_templates() -> dict[str, str | None]:
+    """Name -> template: None for that of the server's model, "chatml" for no template at all."""
+    return {"smollm2": None, "qwen3": vocab.qwen3_template(), "none": "chatml"}
+
+
+def alone(expression: str) -> str:
+    """A template that shows one expression."""
+    return f"{{{{ {expression} }}}}|{{{{ messages[0].content }}}}"
+
+
+def main():
+    requests, own = all_requests(), own_templates()
     prompts = {name: replies(template, requests) for name, template in own.items()}
     stamp = {
         "reference": server_stamp(),
         "input": {"sha256": vocab.SMOLLM2_SHA256, "tokenizer_qwen3_sha256": vocab.QWEN3_SHA256},
     }
     save("chat_prompts.json.gz", stamp | {"requests": requests, "prompts": prompts})
-    some = requests[:2] + requests[4:6] + requests[13:16] + requests[len(CHOSEN) : len(CHOSEN) + 33]
+    some = some_requests()
     words = {name: {"template": template, "prompts": replies(template, some)} for name, template in OTHER.items()}
-    expressions = {
-        text: replies(f"{{{{ {text} }}}}|{{{{ messages[0].content }}}}", requests[:1])[0] for text in EXPRESSIONS
-    }
+    expressions = {text: replies(alone(text), requests[:1])[0] for text in EXPRESSIONS}
     save("chat_words.json.gz", stamp | {"requests": some, "templates": words, "expressions": expressions})
 
 

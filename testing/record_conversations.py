@@ -27,6 +27,12 @@ def model_file(name, folder) -> Path:
     return models.build_real("smollm2-f16", smollm2_gguf(), folder, reference_convert)
 
 
+def flags(setting) -> list[str]:
+    """The server's command line for a setting."""
+    given = ["-t", "2", "-c", str(setting.n_ctx), "--cache-type-k", setting.kind, "--cache-type-v", setting.kind]
+    return given if setting.cache_ram is None else [*given, "--cache-ram", str(setting.cache_ram)]
+
+
 def held(server: Server, setting) -> list[list[dict]]:
     """Every talk's turns: text, finish reason and counts, or the error of a prompt that is too long."""
     messages = [talk.opening() for talk in conversations.TALKS]
@@ -68,10 +74,7 @@ def main():
             path = paths.get(setting.model) or model_file(setting.model, Path(folder))
             paths[setting.model] = path
             recording["models"][setting.model] = models.sha256(path)
-            flags = ["-t", "2", "-c", str(setting.n_ctx)]
-            flags += ["--cache-type-k", setting.kind, "--cache-type-v", setting.kind]
-            flags += [] if setting.cache_ram is None else ["--cache-ram", str(setting.cache_ram)]
-            with Server(path, *flags) as server:
+            with Server(path, *flags(setting)) as server:
                 recording["settings"][str(setting)] = held(server, setting)
             print(f"{setting}: recorded", flush=True)
     record.write(TARGET, recording)

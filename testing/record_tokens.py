@@ -1,7 +1,7 @@
 # ruff: noqa: E501, SIM905 (tables of texts)
 """Record what the shipped library makes of 2,000 strings with each of two vocabularies, and of every code point.
 
-    BANKML_REFERENCE=<folder of libllama> python testing/record_tokens.py
+    BANKML_REFERENCE=<folder of libllama> python -m testing.record_tokens
 
 Writes tests/golden/tokens_{smollm2,qwen3,kinds,variants}.json.gz. Texts are seeded, so a second run writes the same files. No bankml code is used.
 """
@@ -10,16 +10,13 @@ import base64
 import gzip
 import json
 import random
-import sys
 import tempfile
 from pathlib import Path
 
+from testing.reference_vocab import ReferenceVocab, library_stamp
+from tests import vocab
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-
-import vocab  # noqa: E402
-from reference_vocab import ReferenceVocab, library_stamp  # noqa: E402
-
 COUNT = 2000
 GOLDEN = ROOT / "tests" / "golden"
 
@@ -41,6 +38,10 @@ BROKEN = [
     b"\xed\xa0\xbd\xed\xb8\x80", b"\xf0\x9f", b"\xf0\x9f\x98", b"\xf0\x80\x80\x80", b"\xf0\x28\x8c\xbc", b"\xf8\x88\x80\x80\x80", b"\xfc", b"\xfe", b"\xff",
 ]  # fmt: skip
 
+SPECIALS = {  # of each vocabulary, and texts that only look like it
+    "smollm2": ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>", "<reponame>", "<file_sep>", "<empty_output>", "<jupyter_code>"],
+    "qwen3": ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<|fim_prefix|>", "</s>", "<|file_sep|>"],
+}  # fmt: skip
 WORDS = (
     "the of and to in is that for hello world def return import self Hello WORLD iPhone don't I'll we've they're it's 'S 'LL 'Ve ' '' café naïve "
     "über straße ſtraße İstanbul 北京 東京 日本語 한국어 Привет мир مرحبا שלום नमस्ते สวัสดี ქართული 🎉 👩‍👩‍👧 🇩🇪 é é ½ ² Ⅷ ٣٤ 一二 ０１２ 1 12 123 1234567890 3.14 1,000 "
@@ -130,7 +131,14 @@ def record(name, model, specials, seed):
 
 
 def record_kinds():
+    """Write the kinds of all code points."""
+    save("tokens_kinds.json.gz", {"reference": library_stamp(), "runs": kind_runs()})
+
+
+def kind_runs() -> list:
     """Letter, number, white space or none of these: every code point, as the library's pre-tokenizer splits at it.
+
+    Returns [[first code point, kind], ...] of runs of one kind.
 
     A vocabulary of bytes and of merges with `a`, `!` and a tab in front shows where a split is: a merge over it never happens.
     """
@@ -152,7 +160,7 @@ def record_kinds():
             if kind != before:
                 runs.append([point, kind])
                 before = kind
-    save("tokens_kinds.json.gz", {"reference": library_stamp(), "runs": runs})
+    return runs
 
 
 def small(tokens=(), merges=(), types=None, pre="qwen2", bytes_left_out="", **keys) -> dict:
@@ -207,6 +215,11 @@ SHORT = [
 
 
 def record_variants():
+    """Write what `variants` gives."""
+    save("tokens_variants.json.gz", {"reference": library_stamp(), "variants": variants()})
+
+
+def variants() -> dict:
     """Small vocabularies: their keys, and what the library makes of short texts, of all pieces, of the end set."""
     out = {}
     for name, kv in VARIANTS.items():
@@ -231,22 +244,11 @@ def record_variants():
                     for text in SHORT
                 ],
             }
-    save("tokens_variants.json.gz", {"reference": library_stamp(), "variants": out})
+    return out
 
 
 if __name__ == "__main__":
-    smollm2 = [
-        "<|endoftext|>",
-        "<|im_start|>",
-        "<|im_end|>",
-        "<repo_name>",
-        "<reponame>",
-        "<file_sep>",
-        "<empty_output>",
-        "<jupyter_code>",
-    ]
-    qwen3 = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<|fim_prefix|>", "</s>", "<|file_sep|>"]  # fmt: skip
     record_variants()
-    record("smollm2", vocab.smollm2_gguf(), smollm2, 1)
-    record("qwen3", vocab.qwen3_gguf(), qwen3, 2)
+    record("smollm2", vocab.smollm2_gguf(), SPECIALS["smollm2"], 1)
+    record("qwen3", vocab.qwen3_gguf(), SPECIALS["qwen3"], 2)
     record_kinds()

@@ -3,10 +3,10 @@
 STAGES are those of a release; USERS those that run on a file of the user's own.
 """
 
-from testing.stages import operations, whole
+from testing.stages import conversion, libm, operations, server, whole, words
 
-STAGES = (*operations.STAGES, *whole.STAGES)
-USERS = (*whole.USERS,)
+STAGES = (*operations.STAGES, *whole.STAGES, *server.STAGES, *words.STAGES, *conversion.STAGES, *libm.STAGES)
+USERS = (*whole.USERS, *server.USERS, *words.USERS)
 BY_NAME = {stage.name: stage for stage in STAGES}
 USERS_BY_NAME = {stage.name: stage for stage in USERS}
 assert len(BY_NAME) == len(STAGES) and len(USERS_BY_NAME) == len(USERS)

@@ -13,15 +13,18 @@ from bankml.cpu.norm import rms_norm_mul
 from bankml.cpu.pool import Pool
 from bankml.cpu.products import mm
 from bankml.cpu.swiglu import swiglu
+from bankml.engine import Engine
 from bankml.forward import Outputs, Weights
 from bankml.kv_cache import KvType
 from bankml.params import Params
 from bankml.sampler import Sampler
 from bankml.tokenizer import Tokenizer
+from tests.conversations import TALKS
 from tests.cpu import test_products, test_quantize
 from tests.cpu.test_dot_q8_0 import dots as q8_0_dots
 from tests.cpu.test_rope import rope_of
 from tests.models import CONTEXT, Run
+from tests.test_conversations import turn
 
 KINDS = test_products.KINDS
 
@@ -151,14 +154,11 @@ class Continuing:
         self.weights.close()
 
     def drawn(self, text: str, count: int, settings: dict) -> list:
-        """[prompt tokens, tokens drawn, an end token with them]; `ignore_eos` among the settings means as the server's."""
-        settings = dict(settings)
-        if settings.pop("ignore_eos", False):
-            settings["logit_bias"] = [(token, -np.inf) for token in sorted(self.tokenizer.eog)]
+        """[prompt tokens, tokens drawn, an end token with them]."""
         prompt = self.tokenizer.encode(text, add_special=True)
         for cache in self.caches:
             cache.truncate(0)
-        sampler, tokens = Sampler(Params(**settings), self.tokenizer), []
+        sampler, tokens = Sampler(_params(settings, self.tokenizer), self.tokenizer), []
         sampler.begin(prompt)
         result_norm = self.weights.prefill(self.caches, prompt)
         while True:
@@ -167,3 +167,40 @@ class Continuing:
                 return [len(prompt), tokens]
             sampler.accept(tokens[-1])
             result_norm = self.weights.decode(self.caches, tokens[-1])
+
+
+def _params(settings: dict, tokenizer) -> Params:
+    """The server's fields as Params; `ignore_eos` bars every end token, as the server does it."""
+    settings = dict(settings)
+    bias = [(token, -np.inf if value is False else value) for token, value in settings.pop("logit_bias", ())]
+    if settings.pop("ignore_eos", False):
+        bias += [(token, -np.inf) for token in sorted(tokenizer.eog)]
+    return Params(**settings, logit_bias=bias)
+
+
+@contextmanager
+def chatting(path, n_ctx: int, kind: str, llama_threads: int):
+    """An engine with a model open: ask, as `expected.chatting` has it."""
+    with Engine.open(path, n_ctx, False, kind=KvType(kind)) as engine:
+        engine.weights.llama_threads = llama_threads
+
+        def ask(messages, most, sampling):
+            generation = engine.generate(messages, _params(sampling, engine.tokenizer), max_tokens=most)
+            text = "".join(step.text for step in generation)
+            return [text, generation.finish_reason, len(generation.prompt), generation.completion_tokens]
+
+        yield ask
+
+
+def conversations(path, setting, llama_threads: int) -> list[list[dict]]:
+    """The talks of tests/conversations.py as the engine holds them in a setting, turn by turn."""
+    messages, turns = [talk.opening() for talk in TALKS], [[] for _ in TALKS]
+    options = {} if setting.cache_ram is None else {"cache_ram": setting.cache_ram}
+    with Engine.open(path, setting.n_ctx, False, kind=KvType(setting.kind), **options) as engine:
+        engine.weights.llama_threads = llama_threads
+        for i in setting.order():
+            talk = TALKS[i]
+            messages[i].append({"role": "user", "content": talk.says[len(turns[i])]})
+            turns[i].append(turn(engine, messages[i], talk, setting.most or talk.most))
+            messages[i].append({"role": "assistant", "content": turns[i][-1].get("text", "")})
+    return turns

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -115,3 +116,20 @@ def continued(path, asks, *, n_ctx: int, kind: str = "f16") -> list[list]:
             assert status == 200, reply
             answers.append([reply["tokens_evaluated"], reply["tokens"]])
     return answers
+
+
+@contextmanager
+def chatting(path, n_ctx: int, kind: str):
+    """llama-server with a model open: ask(messages, most, sampling) -> [text, finish reason, prompt's and answer's tokens]."""
+    flags = ["-t", str(SERVER_THREADS), "-c", str(n_ctx), "--cache-type-k", kind, "--cache-type-v", kind]
+    with Server(path, *flags) as server:
+
+        def ask(messages, most, sampling):
+            body = {"messages": messages, "max_tokens": most} | sampling
+            status, reply = server.post("/v1/chat/completions", body)
+            assert status == 200, reply
+            (choice,), usage = reply["choices"], reply["usage"]
+            counts = [usage["prompt_tokens"], usage["completion_tokens"]]
+            return [choice["message"]["content"], choice["finish_reason"], *counts]
+
+        yield ask

@@ -109,10 +109,11 @@ def items(name: str, want: Iterable, got: Iterable) -> Count:
     return Count(equal, count, first)
 
 
-def tokens(name: str, want: list, got: list) -> Count:
-    """One answer: how many tokens it has, all equal or not."""
-    found = items(name, want, got)
-    return found.told(answers=1, answers_equal=int(found.equal == found.total))
+def answer(name: str, want: list, got: list) -> Count:
+    """Count the equal tokens of an answer: [prompt tokens, tokens] of both sides; none is where the prompts differ."""
+    if want[0] != got[0]:
+        return Count(0, len(want[1]), f"{name}: a prompt of {got[0]} tokens, not {want[0]}", {"answers": 1})
+    return items(name, want[1], got[1]).told(answers=1)
 
 
 def stages(name: str, want: Iterable, got: Iterable) -> Count:
