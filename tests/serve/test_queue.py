@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -13,7 +14,7 @@ TEXT = {"prompt": "x", "n_predict": 40, "temperature": 0}  # two seconds
 
 
 class Client(threading.Thread):
-    """A request on a thread of its own: `reply` and when it came (`at`)."""
+    """A request on a thread of its own: `reply`, None where the connection ended without one, and when it came (`at`)."""
 
     def __init__(self, served, body=TEXT, path="/completion"):
         super().__init__()
@@ -21,7 +22,7 @@ class Client(threading.Thread):
         self.start()
 
     def run(self):
-        with httpx.Client(base_url=self.served.url, timeout=30) as client:
+        with httpx.Client(base_url=self.served.url, timeout=30) as client, suppress(httpx.RemoteProtocolError):
             self.reply = client.post(self.path, json=self.body)
         self.at = time.monotonic()
 
@@ -136,6 +137,19 @@ def test_the_grace_is_bounded(served):
     assert server.stop() == 0 and time.monotonic() - begun < 5
     whole.join()
     assert whole.reply.status_code == 503
+
+
+def test_a_second_signal_ends_it_at_once(served):
+    server = served("--grace", "600", token_s=0.05)
+    running = Client(server, TEXT | {"n_predict": 100})
+    until(lambda: processing(server))
+    server.process.send_signal(signal.SIGTERM)
+    begun = time.monotonic()
+    time.sleep(0.2)
+    server.stop()
+    assert time.monotonic() - begun < 3
+    running.join()
+    assert running.reply is None or running.reply.status_code == 503
 
 
 def test_a_stream_that_is_cut_says_so(served):
