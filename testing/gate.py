@@ -75,7 +75,7 @@ def run(stages, args, outcomes: dict) -> dict:
         for model in args.model or [None]:
             if model:
                 print(model)
-            gate_run.run(stages, Given(Path(folder), args.quick, model), done, say)
+            gate_run.run(stages, Given(Path(folder), Path(folder) / "logs", args.quick, model), done, say)
     return outcomes
 
 

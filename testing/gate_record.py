@@ -37,7 +37,7 @@ def commit() -> str:
     return (_git("rev-parse", "--short=12", "HEAD") or "no commit") + changed
 
 
-# -- outcomes kept for --from -------------------------------------------------------------------------------------------
+# -- outcomes kept for --from -----------------------------------------------------------------------------------------
 
 
 def _kept_path() -> Path:
@@ -67,7 +67,7 @@ def _write(path: Path, text: str):
     os.replace(partial, path)
 
 
-# -- the record ---------------------------------------------------------------------------------------------------------
+# -- the record -------------------------------------------------------------------------------------------------------
 
 
 def write(path: Path | None, outcomes: dict, stages: tuple[Stage, ...] | list[Stage]) -> Path:
@@ -147,7 +147,7 @@ def _figures(outcomes, stages) -> dict:
     }
 
 
-# -- the table of docs/oracles.md ---------------------------------------------------------------------------------------
+# -- the table of docs/oracles.md -------------------------------------------------------------------------------------
 
 
 def newest() -> Path | None:

@@ -1,4 +1,4 @@
-"""Stages run, each in a process of its own, two at a time where they leave a core free; the first unequal one ends it."""
+"""Stages run, each in a process of its own, two at a time where they can; the first unequal one ends it all."""
 
 import json
 import os
@@ -43,10 +43,10 @@ class Done:
 class _Running:
     """A stage under way."""
 
-    def __init__(self, stage: Stage, given: Given, logs: Path, shared: bool):
+    def __init__(self, stage: Stage, given: Given, shared: bool):
         self.stage, self.began, self.told = stage, time.monotonic(), time.monotonic()
         name = "".join(c if c.isalnum() else "-" for c in stage.name)
-        self.log, self.result = logs / f"{name}.log", logs / f"{name}.json"
+        self.log, self.result = given.own / f"{name}.log", given.own / f"{name}.json"
         command = [
             sys.executable,
             "-m",
@@ -95,18 +95,17 @@ class _Running:
 
 def run(stages: list[Stage], given: Given, done: Callable[[Stage, Done], None], say: Callable[[str], None]):
     """Run the stages in their order; done(stage, outcome) is called as each ends. Raises Unequal at the first that is
-    not equal or has fewer comparisons than it must; all that run beside it are ended then, and at Ctrl-C.
+    not equal or has fewer comparisons than it must; all that run beside it are ended then, and at Ctrl-C. Logs go to `given.own`.
     """
     waiting, running = list(stages), []
-    logs = given.folder / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    given.own.mkdir(exist_ok=True)
     room = min(2, len(os.sched_getaffinity(0)))
     try:
         while waiting or running:
             while waiting and _fits(waiting[0], running, room):
                 stage = waiting.pop(0)
                 shared = not stage.alone
-                running.append(_Running(stage, given, logs, shared))
+                running.append(_Running(stage, given, shared))
                 if stage.seconds >= HEARTBEAT_S:
                     say(f"{stage.name}: started; takes about {stage.seconds / 60:.0f} min")
             time.sleep(LOOK_S)

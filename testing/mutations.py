@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,31 @@ STAGES = {  # name -> what pytest runs
     "sampler": ("tests/test_sampler.py", "-k", "recorded_ones"),
     "convert": ("tests/test_convert.py", "-k", "recorded_files and not smollm2"),
     "card self-test": ("tests/gpu/test_canary.py", "-k", "drivers_pass and pocl and not software"),
+}
+GATE = {  # stage -> that of the gate (testing/stages) that must notice as well, live
+    "embed": "embed and norm",
+    "norm": "embed and norm",
+    "norm ties": "embed and norm",
+    "rope": "q, k, v and rope",
+    "attention reference": "attention reference",
+    "attention tiled": "attention tiled",
+    "attention split": "attention split",
+    "swiglu": "swiglu sweep",
+    "q1_0 products": "q1_0 products",
+    "q2_0 products": "q2_0 products",
+    "f16 products": "f16 products",
+    "q1_0 dots": "q1_0 products",
+    "quantize": "q8_0 kernels",
+    "q8_0 dots": "q8_0 kernels",
+    "q8_0 attention": "q8_0 attention",
+    "whole model": "whole model: llama q1_0",
+    "q8_0 live": "whole models over q8_0",
+    "tokenizer": "tokenizer",
+    "template": "chat template",
+    "other templates": "chat template",
+    "sampler": "sampler",
+    "convert": "convert",
+    "card self-test": "card self-test",
 }
 
 
@@ -299,6 +325,12 @@ MUTATIONS = (
 )
 
 
+def _environment(home) -> dict[str, str]:
+    """The variables of a process with a kernel cache of its own; pytest cuts reasons at the width."""
+    settled = {"BANKML_CPU": "avx2", "BANKML_HOME": home, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "300"}
+    return os.environ | settled
+
+
 class Copy:
     """A copy of the package in `folder`, in which one text at a time is turned; its stages run there."""
 
@@ -311,10 +343,12 @@ class Copy:
             else:
                 shutil.copy(source, target)
 
-    def run(self, stage: str, mutation: Mutation | None = None) -> tuple[int, list[str]]:
-        """Run a stage, with the mutation if there is one: pytest's exit code, and the reason of each failure."""
+    @contextmanager
+    def turned(self, mutation: Mutation | None):
+        """The copy with a mutation, within a `with` block; untouched for None."""
         if mutation is None:
-            return self._pytest(stage)
+            yield
+            return
         path = self.folder / mutation.file
         text = path.read_text()
         if text.count(mutation.before) != 1:
@@ -323,19 +357,32 @@ class Copy:
             )
         try:
             path.write_text(text.replace(mutation.before, mutation.after))
-            return self._pytest(stage)
+            yield
         finally:
             path.write_text(text)
+
+    def run(self, stage: str, mutation: Mutation | None = None) -> tuple[int, list[str]]:
+        """Run a stage, with the mutation if there is one: pytest's exit code, and the reason of each failure."""
+        with self.turned(mutation):
+            return self._pytest(stage)
+
+    def run_gate(self, stage: str, models: Path, mutation: Mutation | None = None) -> str:
+        """Run a stage of the gate, quick, over the models made in a folder: "equal", "unequal", or how else it ended."""
+        with self.turned(mutation), tempfile.TemporaryDirectory() as home:
+            command = [sys.executable, "-m", "testing.stages", stage, "--quick", "--folder", str(models)]
+            done = subprocess.run(
+                command, cwd=self.folder, env=_environment(home), check=False, capture_output=True, text=True
+            )
+        lines = (done.stdout + done.stderr).strip().splitlines()
+        return {0: "equal", 2: "unequal"}.get(done.returncode, f"exit code {done.returncode}: {lines[-1:]}")
 
     def _pytest(self, stage):
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-rf", "--tb=short", "-p", "no:cacheprovider"]
         with tempfile.TemporaryDirectory() as home:
-            environment = os.environ | {"BANKML_CPU": "avx2", "BANKML_HOME": home, "PYTHONDONTWRITEBYTECODE": "1"}
-            environment["COLUMNS"] = "300"  # reasons are cut at the width
             done = subprocess.run(
                 [*command, *STAGES[stage]],
                 cwd=self.folder,
-                env=environment,
+                env=_environment(home),
                 check=False,
                 capture_output=True,
                 text=True,

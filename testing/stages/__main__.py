@@ -31,7 +31,7 @@ def main() -> int:
         parser.error(f"there is no stage {given.name!r}; python -m testing.gate --list tells them")
     with tempfile.TemporaryDirectory(prefix="bankml-stage-") as own:
         start = time.perf_counter()
-        count = stages[given.name].run(Given(given.folder or Path(own), given.quick, given.model))
+        count = stages[given.name].run(Given(given.folder or Path(own), Path(own), given.quick, given.model))
     told = json.dumps(asdict(count) | {"seconds": round(time.perf_counter() - start, 1)})
     if given.result:
         given.result.write_text(told)

@@ -14,15 +14,15 @@ CHUNK = 1 << 24
 def conversion(given: Given) -> Count:
     """Every input type to every target, a model in two parts, and SmolLM2; a refusal of both sides counts as equal."""
     library.load()
-    source, counts = given.folder / "in.gguf", Count()
+    source, counts = given.own / "in.gguf", Count()
     for name in models.CASES:
         source.write_bytes(models.case(name))
-        counts += _targets(name, source, given.folder)
-    parts = [given.folder / f"in-{i:05}-of-00002.gguf" for i in (1, 2)]
+        counts += _targets(name, source, given.own)
+    parts = [given.own / f"in-{i:05}-of-00002.gguf" for i in (1, 2)]
     for part, raw in zip(parts, models.split_case(), strict=True):
         part.write_bytes(raw)
-    counts += _targets("split", parts[0], given.folder)
-    return counts if given.quick else counts + _targets("smollm2", smollm2_gguf(), given.folder)
+    counts += _targets("split", parts[0], given.own)
+    return counts if given.quick else counts + _targets("smollm2", smollm2_gguf(), given.own)
 
 
 def _targets(name, source, folder) -> Count:

@@ -125,7 +125,7 @@ def q8_0_live(given: Given) -> Count:
 def held_conversations(given: Given) -> Count:
     """Conversations alone and interleaved in one slot, with prompt caches of several sizes, to the context's end."""
     counts, paths = Count(), {"smollm2": expected.model_file("smollm2-f16", given.folder)}
-    paths["tiny"] = conversations.write_tiny(given.folder / "tiny.gguf")
+    paths["tiny"] = conversations.write_tiny(given.own / "tiny.gguf")
     settings = [setting for setting in conversations.SETTINGS if setting.model == "tiny" or not given.quick]
     for setting in settings[::2] if given.quick else settings:
         flags = record_conversations.flags(setting)

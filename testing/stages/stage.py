@@ -42,9 +42,13 @@ class Count:
 
 @dataclass(frozen=True)
 class Given:
-    """How the gate was called. folder: where models are made, for all stages of a run. model: a user's own file."""
+    """How the gate was called. folder: where models are made, for all stages of a run. own: a folder of the stage's own.
+
+    model: a user's own file.
+    """
 
     folder: Path
+    own: Path
     quick: bool = False
     model: Path | None = None
 

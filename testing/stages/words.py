@@ -47,7 +47,7 @@ def _vocabulary(name, path, specials, seed, given) -> Count:
 
 
 def _variant(name, want, given) -> Count:
-    ours = Tokenizer.from_gguf(vocab.write_gguf(given.folder / "variant.gguf", want["kv"]))
+    ours = Tokenizer.from_gguf(vocab.write_gguf(given.own / "variant.gguf", want["kv"]))
     counts = items(f"{name}: ends", [want["eog"]], [sorted(ours.eog)])
     for special, pieces in zip((True, False), want["pieces"], strict=True):
         counts += items(f"{name}: pieces", pieces, [ours.piece(i, special).hex() for i in range(ours.n_vocab)])
@@ -120,7 +120,12 @@ def _variants(draws) -> Count:
 
 
 TOKENIZER = Stage(
-    "tokenizer", "shipped library: ids of 2,000 texts a vocabulary, pieces, code points", "texts", tokenizer, 60, 4000
+    "tokenizer",
+    "shipped library: ids of 2,000 texts a vocabulary, pieces, code points",
+    "texts and tokens",
+    tokenizer,
+    60,
+    4000,
 )
 TEMPLATE = Stage(
     "chat template", "llama-server: /apply-template, three templates and others", "prompts", chat_template, 180, 900,
