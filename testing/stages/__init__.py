@@ -3,9 +3,9 @@
 STAGES are those of a release; USERS those that run on a file of the user's own.
 """
 
-from testing.stages import card, checks, conversion, libm, operations, server, whole, words
+from testing.stages import card, checks, conversion, libm, operations, server, speed, whole, words
 
-FAMILIES = (operations, whole, server, words, conversion, card, libm, checks)
+FAMILIES = (operations, whole, server, words, conversion, card, libm, checks, speed)
 STAGES = tuple(stage for family in FAMILIES for stage in family.STAGES)
 USERS = (*whole.USERS, *server.USERS, *words.USERS)
 BY_NAME = {stage.name: stage for stage in STAGES}

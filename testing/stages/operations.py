@@ -7,6 +7,7 @@ import numpy as np
 from testing.stages import engine, expected
 from testing.stages.stage import Count, Given, Stage, rows, stages, total, values
 from tests import inputs, models
+from tests.cpu.test_norm import rows_on_the_edge
 
 KINDS = ("q1_0", "q2_0", "f16")
 SMALL = [name for name, shape in models.MODELS.items() if shape.layers > 1 and shape.vocab < 100_000]
@@ -33,8 +34,24 @@ def _models(given: Given):
 
 def embed_and_norm(given: Given) -> Count:
     """Embedding rows of the three types, norms of every width, and the first norm of whole graphs."""
-    counts = _cases(case for kind in KINDS for case in inputs.get_rows_cases(kind)) + _cases(inputs.norm_cases())
+    counts = _cases(case for kind in KINDS for case in inputs.get_rows_cases(kind))
+    counts += _cases(inputs.norm_cases()) + _cases(_norms_on_the_edge())
     return counts + _pieces(given, ("inp_embd", "attn_norm"), layer=0)
+
+
+def _norms_on_the_edge():
+    """Rows whose mean square lies where the order of adding the squares decides how it is rounded."""
+    for width in (64, 70, 128, 576, 1000):
+        yield _norm_case(f"edge-{width}", rows_on_the_edge(width))
+    x = np.zeros((2, 64), np.float32)
+    x[:, :2], x[:, 2:4] = 8, 2.0**-9  # 64 * (2 + 2^-23): in the middle between two float32
+    x[0, 4], x[1, 4:] = 2.0**-22, 2.0**-24  # above it by the last bit; above it only if added to each other first
+    yield _norm_case("middle", x)
+
+
+def _norm_case(name, x):
+    weight = inputs.Source(name).bell(x.shape[1])
+    return inputs.Case("rms_norm_mul", name, lambda source: {"x": x, "weight": weight, "eps": 0.0})
 
 
 def _pieces(given, names, layer) -> Count:
