@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,26 +77,25 @@ class _Running:
         told = json.loads(self.result.read_text())
         count = Count(told["equal"], told["total"], told["first"], told["facts"])
         if not count.same:
-            raise Unequal(
-                f"{self.stage.name}: {count.equal:,} of {count.total:,} {self.stage.unit} equal; {count.first}"
-            )
+            equal = f"{count.equal:,} of {count.total:,} {self.stage.unit} equal"
+            raise Unequal(f"{self.stage.name}: {equal}; {count.first}")
         return Done(count, seconds)
 
     def end(self):
-        """Interrupt it and all it started."""
-        for number, patience in ((signal.SIGINT, ENDING_S), (signal.SIGKILL, ENDING_S)):
-            try:
-                os.killpg(self.process.pid, number)
-                self.process.wait(patience)
-            except ProcessLookupError:
-                break
-            except subprocess.TimeoutExpired:
-                continue
+        """Interrupt it and all it started, and kill what does not end."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(ENDING_S)
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def run(stages: list[Stage], given: Given, done: Callable[[Stage, Done], None], say: Callable[[str], None]):
-    """Run the stages in their order; done(stage, outcome) is called as each ends. Raises Unequal at the first that is
-    not equal or has fewer comparisons than it must; all that run beside it are ended then, and at Ctrl-C. Logs go to `given.own`.
+    """Run the stages in their order; done(stage, outcome) is called as each ends. Logs go to `given.own`.
+
+    Raises Unequal at the first that is not equal or has fewer comparisons than it must. What runs beside it is ended
+    then, and at Ctrl-C.
     """
     waiting, running = list(stages), []
     given.own.mkdir(exist_ok=True)

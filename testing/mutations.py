@@ -3,7 +3,8 @@
     python -m testing.mutations [NAME ...] [--quick]
 
 Each mutation replaces one text of one file. Its stage, tests that compare with recorded bits of the reference, must
-fail, and by a comparison: kernels that no longer compile catch nothing. First every stage must pass untouched.
+fail, and by a comparison: kernels that no longer compile catch nothing. First every stage must pass untouched. In the
+gate, the gate's own stage of that name must find it (GATE), live.
 All run at the avx2 level, so that they say the same on every machine. Exit code 1 if one is not caught.
 """
 
@@ -367,7 +368,7 @@ class Copy:
             return self._pytest(stage)
 
     def run_gate(self, stage: str, models: Path, mutation: Mutation | None = None) -> str:
-        """Run a stage of the gate, quick, over the models made in a folder: "equal", "unequal", or how else it ended."""
+        """Run a stage of the gate, quick, over models made in a folder: "equal", "unequal", or how else it ended."""
         with self.turned(mutation), tempfile.TemporaryDirectory() as home:
             command = [sys.executable, "-m", "testing.stages", stage, "--quick", "--folder", str(models)]
             done = subprocess.run(

@@ -1,15 +1,16 @@
-"""The stages that check the oracles themselves, and the fuzzers and the soak: commands of testing/, each in a process."""
+"""The stages that check the oracles themselves, the fuzzers and the soak: commands of testing/ in processes."""
 
 import re
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 from testing import mutations
 from testing.stages.stage import Count, Given, Stage
 
 FUZZ_S = 180  # seconds of each fuzzer
-FUZZERS = ("gguf", "tokenizer", "template", "serve")
+FUZZERS = sorted(path.stem.removeprefix("fuzz_") for path in Path(__file__).parent.parent.glob("fuzz_*.py"))
 SOAK = {False: ("--requests", "3000", "--minutes", "10"), True: ("--requests", "300", "--minutes", "1")}
 
 

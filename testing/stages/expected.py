@@ -72,7 +72,7 @@ def pieces(model: ReferenceModel, tokens, shape: models.Shape, layer: int = 0) -
 
 
 def any_rows() -> np.ndarray:
-    """4,000 rows of any float32 but NaN: infinities, and denormals whose factor is infinite, so that quants saturate."""
+    """4,000 rows of any float32 but NaN: infinities, and denormals whose factor is infinite: quants saturate."""
     source = Source("gate: any rows")
     words = source.raw(4000, 128, 4).view(np.uint32)[..., 0]
     words[source.integers(0, 4, 4000) == 0] &= 0x807FFFFF
@@ -120,7 +120,10 @@ def continued(path, asks, *, n_ctx: int, kind: str = "f16") -> list[list]:
 
 @contextmanager
 def chatting(path, n_ctx: int, kind: str):
-    """llama-server with a model open: ask(messages, most, sampling) -> [text, finish reason, prompt's and answer's tokens]."""
+    """llama-server with a model open; yields ask(messages, most tokens, sampling).
+
+    ask gives [text, finish reason, prompt tokens, answer's tokens].
+    """
     flags = ["-t", str(SERVER_THREADS), "-c", str(n_ctx), "--cache-type-k", kind, "--cache-type-v", kind]
     with Server(path, *flags) as server:
 

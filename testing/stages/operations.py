@@ -1,6 +1,7 @@
 """The stages of single operations: each case of tests/inputs.py, live on the reference and by the kernels."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 
@@ -157,18 +158,19 @@ def q8_0_attention(given: Given) -> Count:
     return _cases(inputs.fwht_cases()) + _cases(_thinned(inputs.rotated_attention_cases(), given))
 
 
-ORACLE = "shipped library"
+def _stage(name, what, run, least=1, unit="rows", **more) -> Stage:
+    return Stage(name, f"shipped library: {what}", unit, run, 5, least, **more)
+
+
+SPLIT = "flash_attn_ext, one row of 257 to 1,100 cells, 1 to 4 threads; l_out of graphs"
 STAGES = (
-    Stage("embed and norm", f"{ORACLE}: get_rows, rms_norm, mul; inp_embd and attn_norm of graphs", "rows", embed_and_norm, 5, 300),
-    Stage("q, k, v and rope", f"{ORACLE}: Q, K, V of graphs, positions 0-27; rope_ext up to 63,214", "rows", qkv_and_rope, 5, 140),
-    Stage("swiglu sweep", f"{ORACLE}: swiglu_split, gates from -128 to 128", "values", swiglu_sweep, 5, 24_600),
-    Stage("attention reference", f"{ORACLE}: flash_attn_ext, 1 to 63 rows, and l_out of graphs", "rows", attention("reference"), 5, 112),
-    Stage("attention tiled", f"{ORACLE}: flash_attn_ext, 64 rows or more, and l_out of graphs", "rows", attention("tiled"), 5, 150),
-    Stage("attention split", f"{ORACLE}: flash_attn_ext, one row of 257 to 1,100 cells, 1 to 4 threads", "rows", attention("split"), 5, 14, alone=True),
-    *(
-        Stage(f"{kind} products", f"{ORACLE}: mul_mat of every shape, vec_dot with any quants", "values", products(kind), 5)
-        for kind in KINDS
-    ),
-    Stage("q8_0 kernels", f"{ORACLE}: quantize_row_q8_0, vec_dot_q8_0_q8_0, saturating ones included", "rows and dots", q8_0_kernels, 5, 8_000),
-    Stage("q8_0 attention", f"{ORACLE}: Hadamard rotation, flash_attn_ext over q8_0 cells", "rows", q8_0_attention, 5),
-)  # fmt: skip
+    _stage("embed and norm", "get_rows, rms_norm, mul; inp_embd and attn_norm of graphs", embed_and_norm, 300),
+    _stage("q, k, v and rope", "Q, K, V of graphs at 0 to 27; rope_ext, positions to 63,214", qkv_and_rope, 140),
+    _stage("swiglu sweep", "swiglu_split, gates from -128 to 128", swiglu_sweep, 24_600, "values"),
+    _stage("attention reference", "flash_attn_ext, 1 to 63 rows; l_out of graphs", attention("reference"), 112),
+    _stage("attention tiled", "flash_attn_ext, 64 rows or more; l_out of graphs", attention("tiled"), 150),
+    replace(_stage("attention split", SPLIT, attention("split"), 14, alone=True), seconds=30),
+    *(_stage(f"{kind} products", "mul_mat, vec_dot with any quants", products(kind), unit="values") for kind in KINDS),
+    _stage("q8_0 kernels", "quantize_row, vec_dot; saturating ones", q8_0_kernels, 8_000, "rows and dots"),
+    _stage("q8_0 attention", "Hadamard rotation, flash_attn_ext over q8_0 cells", q8_0_attention),
+)

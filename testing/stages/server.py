@@ -93,7 +93,7 @@ LIVE = (  # the users' messages, the most tokens of each answer, the sampling
 
 
 def _held(ask) -> list:
-    """Every turn of the conversations: [text, finish reason, prompt tokens, answer's tokens]; ask(messages, ..) answers."""
+    """Every turn of LIVE, as ask(messages, most, sampling) answers it; see `expected.chatting`."""
     turns = []
     for says, most, sampling in LIVE:
         messages = []

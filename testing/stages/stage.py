@@ -42,9 +42,9 @@ class Count:
 
 @dataclass(frozen=True)
 class Given:
-    """How the gate was called. folder: where models are made, for all stages of a run. own: a folder of the stage's own.
+    """How the gate was called.
 
-    model: a user's own file.
+    folder: where models are made, for all stages of a run. own: a folder of the stage's own. model: a user's file.
     """
 
     folder: Path

@@ -36,14 +36,13 @@ def _vocabulary(name, path, specials, seed, given) -> Count:
     counts = Count()
     for parse in (True, False):
         texts = record_tokens.texts_for(seed, specials)
-        want, got = ([side(text, parse) for text in texts] for side in (theirs.tokenize, ours.encode))
-        counts += items(f"{name}, ids, parse_special={parse}", want, got)
-        pieces = [[side.piece(i, parse) for i in range(theirs.n_tokens)] for side in (theirs, ours)]
-        counts += items(f"{name}, pieces, special={parse}", *pieces)
-    ends = theirs.ends()
-    has = [ends["bos"], ends["eos"], ends["add_bos"], theirs.eog()]
+        want = [theirs.tokenize(text, parse) for text in texts]
+        counts += items(f"{name}, ids, parse_special={parse}", want, [ours.encode(text, parse) for text in texts])
+        want = [theirs.piece(i, parse) for i in range(theirs.n_tokens)]
+        counts += items(f"{name}, pieces, special={parse}", want, [ours.piece(i, parse) for i in range(ours.n_vocab)])
+    want = [*(theirs.ends()[name] for name in ("bos", "eos", "add_bos")), theirs.eog()]
     bos, eos = (-1 if token is None else token for token in (ours.bos, ours.eos))
-    return counts + items(f"{name}, ends", has, [bos, eos, ours.add_bos, sorted(ours.eog)])
+    return counts + items(f"{name}, ends", want, [bos, eos, ours.add_bos, sorted(ours.eog)])
 
 
 def _variant(name, want, given) -> Count:
