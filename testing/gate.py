@@ -10,17 +10,17 @@ run on files of your own instead. BANKML_REFERENCE and BANKML_REFERENCE_SERVER n
 
 import argparse
 import os
-import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from bankml.convert import ending_cleanly
 from bankml.errors import BankmlError
 from testing import gate_record, gate_run, gate_setup
 from testing.gate_run import Done, Unequal
-from testing.stages import BY_NAME, STAGES, USERS
 from testing.stages.stage import Given, Stage
+from testing.stages.table import BY_NAME, STAGES, USERS
 
 
 def say(text: str):
@@ -103,11 +103,11 @@ def main(words=None) -> int:
     if args.list:
         print(listed(stages))
         return 0
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     outcomes = gate_record.kept() if args.start and not args.quick else {}
     begun = time.monotonic()
     try:
-        prepare(stages)
+        with ending_cleanly():  # what was half fetched or built goes
+            prepare(stages)
         run(stages, args, outcomes)
     except Unequal as error:
         say(str(error))

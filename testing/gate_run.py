@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HEARTBEAT_S = 60.0
 LOOK_S = 0.2
 ENDING_S = 15.0
+ENDED_BY = (signal.SIGINT, signal.SIGTERM)
 UNSET = ("BANKML_CACHE_TYPE", "BANKML_CACHE_RAM", "BANKML_LLAMA_THREADS", "BANKML_GPU", "BANKML_GPU_SHARE")
 
 
@@ -44,7 +45,7 @@ class Done:
 class _Running:
     """A stage under way."""
 
-    def __init__(self, stage: Stage, given: Given, shared: bool):
+    def __init__(self, stage: Stage, given: Given):
         self.stage, self.began, self.told = stage, time.monotonic(), time.monotonic()
         name = "".join(c if c.isalnum() else "-" for c in stage.name)
         self.log, self.result = given.own / f"{name}.log", given.own / f"{name}.json"
@@ -61,7 +62,7 @@ class _Running:
         command += ["--quick"] if given.quick else []
         command += ["--model", given.model] if given.model else []
         environment = {name: value for name, value in os.environ.items() if name not in UNSET}
-        if shared:
+        if not stage.alone:
             environment["BANKML_THREADS"] = "1"
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
@@ -81,6 +82,12 @@ class _Running:
             raise Unequal(f"{self.stage.name}: {equal}; {count.first}")
         return Done(count, seconds)
 
+    def tell(self, say, words):
+        """Say a few words of it, of a stage that takes its time."""
+        self.told = time.monotonic()
+        if self.stage.seconds >= HEARTBEAT_S:
+            say(f"{self.stage.name}: {words}; takes about {self.stage.seconds / 60:.0f} min")
+
     def end(self):
         """Interrupt it and all it started, and kill what does not end."""
         with suppress(ProcessLookupError):
@@ -91,40 +98,51 @@ class _Running:
         self.process.wait()
 
 
+@contextmanager
+def _signals_kept():
+    """Yields a list that SIGINT and SIGTERM are put into while the block runs, to be looked at between two steps.
+
+    An exception in the midst of a start would leave a process behind that nobody knows.
+    """
+    kept = []
+    before = {number: signal.signal(number, lambda number, frame: kept.append(number)) for number in ENDED_BY}
+    try:
+        yield kept
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def run(stages: list[Stage], given: Given, done: Callable[[Stage, Done], None], say: Callable[[str], None]):
     """Run the stages in their order; done(stage, outcome) is called as each ends. Logs go to `given.own`.
 
-    Raises Unequal at the first that is not equal or has fewer comparisons than it must. What runs beside it is ended
-    then, and at Ctrl-C.
+    Raises Unequal at the first that is not equal or has fewer comparisons than it must; KeyboardInterrupt or SystemExit
+    after a signal. What is running is ended then.
     """
     waiting, running = list(stages), []
     given.own.mkdir(exist_ok=True)
     room = min(2, len(os.sched_getaffinity(0)))
-    try:
-        while waiting or running:
-            while waiting and _fits(waiting[0], running, room):
-                stage = waiting.pop(0)
-                shared = not stage.alone
-                running.append(_Running(stage, given, shared))
-                if stage.seconds >= HEARTBEAT_S:
-                    say(f"{stage.name}: started; takes about {stage.seconds / 60:.0f} min")
-            time.sleep(LOOK_S)
-            for one in running:
-                if one.process.poll() is not None:
+    with _signals_kept() as signals:
+        try:
+            while waiting or running:
+                while waiting and _fits(waiting[0], running, room):
+                    running.append(_Running(waiting.pop(0), given))
+                    running[-1].tell(say, "started")
+                time.sleep(LOOK_S)
+                if signals:
+                    raise KeyboardInterrupt if signals[0] == signal.SIGINT else SystemExit(128 + signals[0])
+                for one in [one for one in running if one.process.poll() is not None]:
                     outcome = one.outcome()
                     running.remove(one)
                     if not given.quick and not given.model and outcome.count.total < one.stage.least:
                         raise Unequal(f"{one.stage.name}: {outcome.count.total:,} compared, not {one.stage.least:,}")
                     done(one.stage, outcome)
-                    break
-                if time.monotonic() - one.told > HEARTBEAT_S:
-                    one.told = time.monotonic()
-                    say(
-                        f"{one.stage.name}: {(one.told - one.began) / 60:.0f} of about {one.stage.seconds / 60:.0f} min"
-                    )
-    finally:
-        for one in running:
-            one.end()
+                for one in running:
+                    if time.monotonic() - one.told > HEARTBEAT_S:
+                        one.tell(say, f"{(time.monotonic() - one.began) / 60:.0f} min so far")
+        finally:
+            for one in running:
+                one.end()
 
 
 def _fits(stage, running, room):

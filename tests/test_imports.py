@@ -143,7 +143,14 @@ def test_compare_imports_neither_engine_nor_bindings():
 RECORDERS = sorted((ROOT / "testing").glob("record_*.py"))
 CASES = [  # what is recorded, and what the tests compare with
     ROOT / "tests" / f"{name}.py"
-    for name in ("inputs", "models", "cache_runs", "sampler_cases", "conversion_models", "gguf_writer", "vocab")
+    for name in (
+        *("inputs", "models", "cache_runs", "sampler_cases", "conversion_models", "gguf_writer", "vocab"),
+        *("answers", "conversations", "continuations", "serve/cases"),
+    )
+]
+GATE = [  # its expected sides; testing/stages/*.py hold both
+    ROOT / "testing" / f"{name}.py"
+    for name in ("stages/expected", "stages/stage", "reference_server", "reference_vocab", "gate_setup")
 ]
 NO_ENGINE = {"errors", "version", "oracle", "__init__", "blocks", "shapes"}
 
@@ -161,7 +168,7 @@ def reached(path: Path) -> dict[Path, Path]:
     return seen
 
 
-@pytest.mark.parametrize("path", [*RECORDERS, *CASES, *modules(PACKAGE / "oracle")], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*RECORDERS, *CASES, *GATE, *modules(PACKAGE / "oracle")], ids=lambda path: path.name)
 def test_the_expected_side_imports_no_engine_code(path):
     """Nor do the modules of ours that they import, directly or through others; nor does any import by name."""
     for file, importer in reached(path).items():
@@ -177,7 +184,8 @@ def test_imports_through_others_are_seen():
 
 
 def test_loading_the_expected_side_loads_no_engine_code():
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in [*CASES, *modules(PACKAGE / "oracle")]]
+    files = [*CASES, *RECORDERS, GATE[0], *modules(PACKAGE / "oracle")]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files]
     names = [name.removesuffix(".__init__") for name in names]
     script = f"import sys, {', '.join(names)}\nprint(*sorted(name for name in sys.modules if name[:7] == 'bankml.'))"
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=ROOT)

@@ -13,8 +13,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from testing.stages import BY_NAME, USERS_BY_NAME
 from testing.stages.stage import Given
+from testing.stages.table import BY_NAME, USERS_BY_NAME
 
 
 def main() -> int:
