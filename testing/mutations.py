@@ -9,6 +9,7 @@ All run at the avx2 level, so that they say the same on every machine. Exit code
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -370,12 +371,15 @@ class Copy:
     def run_gate(self, stage: str, models: Path, mutation: Mutation | None = None) -> str:
         """Run a stage of the gate, quick, over models made in a folder: "equal", "unequal", or how else it ended."""
         with self.turned(mutation), tempfile.TemporaryDirectory() as home:
-            command = [sys.executable, "-m", "testing.stages", stage, "--quick", "--folder", str(models)]
+            result = Path(home) / "result.json"
+            command = [sys.executable, "-m", "testing.stages", stage, "--quick", "--folder", models, "--result", result]
             done = subprocess.run(
                 command, cwd=self.folder, env=_environment(home), check=False, capture_output=True, text=True
             )
-        lines = (done.stdout + done.stderr).strip().splitlines()
-        return {0: "equal", 2: "unequal"}.get(done.returncode, f"exit code {done.returncode}: {lines[-1:]}")
+            if not result.exists():
+                return f"ended with {done.returncode}: {done.stderr.strip().splitlines()[-1:]}"
+            count = json.loads(result.read_text())
+            return "equal" if count["equal"] == count["total"] else "unequal"
 
     def _pytest(self, stage):
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-rf", "--tb=short", "-p", "no:cacheprovider"]
