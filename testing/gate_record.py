@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -70,10 +71,9 @@ def _write(path: Path, text: str):
 # -- the record -------------------------------------------------------------------------------------------------------
 
 
-def write(path: Path | None, outcomes: dict, stages: tuple[Stage, ...] | list[Stage]) -> Path:
-    """Write the record of these stages; returns its path."""
+def write(path: Path | None, outcomes: dict, stages: Sequence[Stage], models: Sequence[Path] = ()) -> Path:
+    """Write the record of these stages, and of the user's models; returns its path."""
     path = path or RESULTS / f"{__version__}.md"
-    stages = [stage for stage in stages if stage.name in outcomes]
     parts = [
         f"# bankml {__version__}: the gate's record\n\nWritten by `testing/gate`. Both sides of every count were "
         "computed in this run; rows and values are compared as bits.\n",
@@ -81,6 +81,7 @@ def write(path: Path | None, outcomes: dict, stages: tuple[Stage, ...] | list[St
         _stages(outcomes, stages),
         _speed(outcomes),
         _facts("Figures", _figures(outcomes, stages)),
+        _facts("SHA-256 of the models", {model.name: library.sha256_of(model) for model in models}),
         _facts("SHA-256 of the reference", gate_setup.stamp()),
     ]
     path.parent.mkdir(parents=True, exist_ok=True)

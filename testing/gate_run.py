@@ -62,6 +62,7 @@ class _Running:
         command += ["--quick"] if given.quick else []
         command += ["--model", given.model] if given.model else []
         environment = {name: value for name, value in os.environ.items() if name not in UNSET}
+        environment["PYTHONPATH"] = str(ROOT)  # this checkout's bankml, whatever is installed
         if not stage.alone:
             environment["BANKML_THREADS"] = "1"
         with open(self.log, "wb") as log:

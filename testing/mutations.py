@@ -327,10 +327,10 @@ MUTATIONS = (
 )
 
 
-def _environment(home) -> dict[str, str]:
-    """The variables of a process with a kernel cache of its own; pytest cuts reasons at the width."""
+def _environment(folder, home) -> dict[str, str]:
+    """The variables of a process over the copy in `folder`, kernels cached in `home`; pytest cuts reasons at the width."""
     settled = {"BANKML_CPU": "avx2", "BANKML_HOME": home, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "300"}
-    return os.environ | settled
+    return os.environ | settled | {"PYTHONPATH": str(folder)}
 
 
 class Copy:
@@ -374,7 +374,12 @@ class Copy:
             result = Path(home) / "result.json"
             command = [sys.executable, "-m", "testing.stages", stage, "--quick", "--folder", models, "--result", result]
             done = subprocess.run(
-                command, cwd=self.folder, env=_environment(home), check=False, capture_output=True, text=True
+                command,
+                cwd=self.folder,
+                env=_environment(self.folder, home),
+                check=False,
+                capture_output=True,
+                text=True,
             )
             if not result.exists():
                 return f"ended with {done.returncode}: {done.stderr.strip().splitlines()[-1:]}"
@@ -387,7 +392,7 @@ class Copy:
             done = subprocess.run(
                 [*command, *STAGES[stage]],
                 cwd=self.folder,
-                env=_environment(home),
+                env=_environment(self.folder, home),
                 check=False,
                 capture_output=True,
                 text=True,

@@ -190,7 +190,7 @@ def test_a_record_is_written_and_read(reference, tmp_path, monkeypatch):
     }
     monkeypatch.setattr(gate_record, "ROOT", tmp_path)
     monkeypatch.setattr(gate_record, "RESULTS", tmp_path)
-    path = gate_record.write(None, outcomes, STAGES)
+    path = gate_record.write(None, outcomes, [BY_NAME[name] for name in outcomes])
     text = path.read_text()
     assert "| m | decode | 32 | 2.0 | 1.0 | 2.00 | 10% | equal |" in text
     assert "- swiglu sweep, tokens: 1,234" in text and reference.sha256["libggml-base.so"] in text

@@ -145,6 +145,7 @@ class Continuing:
         self.tokenizer = Tokenizer.from_gguf(path)
         self.weights = Weights.open(path, gpu=False)
         self.weights.llama_threads = llama_threads
+        self.kv = self.weights.header.kv
         self.caches = self.weights.caches(KvType(kind), n_ctx=n_ctx)
 
     def __enter__(self):
@@ -158,7 +159,7 @@ class Continuing:
         prompt = self.tokenizer.encode(text, add_special=True)
         for cache in self.caches:
             cache.truncate(0)
-        sampler, tokens = Sampler(_params(settings, self.tokenizer), self.tokenizer), []
+        sampler, tokens = Sampler(_params(settings, self.tokenizer, self.kv), self.tokenizer), []
         sampler.begin(prompt)
         result_norm = self.weights.prefill(self.caches, prompt)
         while True:
@@ -169,13 +170,13 @@ class Continuing:
             result_norm = self.weights.decode(self.caches, tokens[-1])
 
 
-def _params(settings: dict, tokenizer) -> Params:
-    """The server's fields as Params; `ignore_eos` bars every end token, as the server does it."""
+def _params(settings: dict, tokenizer, kv) -> Params:
+    """The server's fields over what a file recommends; `ignore_eos` bars every end token, as the server does it."""
     settings = dict(settings)
     bias = [(token, -np.inf if value is False else value) for token, value in settings.pop("logit_bias", ())]
     if settings.pop("ignore_eos", False):
         bias += [(token, -np.inf) for token in sorted(tokenizer.eog)]
-    return Params(**settings, logit_bias=bias)
+    return Params.from_gguf(kv, **settings, logit_bias=bias)
 
 
 @contextmanager
@@ -185,7 +186,9 @@ def chatting(path, n_ctx: int, kind: str, llama_threads: int):
         engine.weights.llama_threads = llama_threads
 
         def ask(messages, most, sampling):
-            generation = engine.generate(messages, _params(sampling, engine.tokenizer), max_tokens=most)
+            generation = engine.generate(
+                messages, _params(sampling, engine.tokenizer, engine.header.kv), max_tokens=most
+            )
             text = "".join(step.text for step in generation)
             return [text, generation.finish_reason, len(generation.prompt), generation.completion_tokens]
 
