@@ -328,7 +328,7 @@ MUTATIONS = (
 
 
 def _environment(folder, home) -> dict[str, str]:
-    """The variables of a process over the copy in `folder`, kernels cached in `home`; pytest cuts reasons at the width."""
+    """The variables of a process over the copy in `folder`, kernels cached in `home`; pytest cuts at the width."""
     settled = {"BANKML_CPU": "avx2", "BANKML_HOME": home, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "300"}
     return os.environ | settled | {"PYTHONPATH": str(folder)}
 
