@@ -376,8 +376,14 @@ class Answer:
             self._call(self._woken.set)
 
     def _end(self, error, kind):
-        self._error, self._ended = error, True
-        self._call(self._woken.set)
+        """The listeners first: who has the reply finds it counted."""
+        try:
+            self._call(self.service.tell, self._outcome(kind))
+        finally:
+            self._error, self._ended = error, True
+            self._call(self._woken.set)
+
+    def _outcome(self, kind) -> Outcome:
         done, asked_at = self.generation, self.asked_at
         outcome = Outcome(kind, queue_s=self.started_at - asked_at if self.started_at else None)
         if done is not None:
@@ -393,7 +399,7 @@ class Answer:
                 prompt_s=done.prompt_s,
                 decode_s=done.decode_s,
             )
-        self._call(self.service.tell, outcome)
+        return outcome
 
     def _call(self, function, *arguments):
         with suppress(RuntimeError):  # the loop is closed: nobody listens any more
