@@ -25,6 +25,7 @@ COMMANDS = {
     "convert": "rewrite a model as F16, Q1_0 or Q2_0",
     "oracle": "compare a model with the reference, bit for bit",
     "serve": "answer over HTTP, for clients of OpenAI and llama-server",
+    "top": "show what a server does now",
     "gpu": "list the cards, which are used, and prove them",
     "bench": "measure this machine against the reference",
 }

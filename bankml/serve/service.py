@@ -31,7 +31,7 @@ from bankml.prompts import Prompt
 from bankml.serve import meaning
 from bankml.serve.errors import ApiError, api_error
 from bankml.serve.names import Names
-from bankml.snapshot import LOADING, Snapshot
+from bankml.snapshot import IDLE, LOADING, Snapshot
 
 MOST_WAITING = 64
 WAKE_S = 0.02  # steps are handed over at most so often: each time the event loop wakes, it takes a core from the engine
@@ -138,7 +138,9 @@ class Service:
     def snapshot(self) -> Snapshot:
         """What is measured now; for any thread."""
         engine = self.engine
-        measured = Snapshot(state=LOADING if self.busy else "idle") if engine is None else engine.snapshot()
+        measured = Snapshot(state=LOADING if self.busy else IDLE) if engine is None else engine.snapshot()
+        if engine is not None and measured.state == LOADING and not self.busy:
+            measured = replace(measured, state=IDLE)  # loaded, and nothing asked yet
         return replace(measured, queue=self.waiting)
 
     # -- for the one who started it ------------------------------------------------------------------------------------
