@@ -1,6 +1,7 @@
 """The stages of cards, on OpenCL drivers that need none: the self-test against the reference, and a card's share."""
 
 import numpy as np
+import pytest
 
 from bankml.blocks import F16, TYPES
 from bankml.gpu import canary
@@ -30,7 +31,11 @@ def self_test(given: Given) -> Count:
     """Each check of the self-test, its expected side the live reference in place of the CPU kernels."""
     counts = Count()
     for name in drivers.DRIVERS:
-        verdict = canary.prove(*drivers.driver(name), expected_product)
+        try:
+            verdict = canary.prove(*drivers.driver(name), expected_product)
+        except pytest.skip.Exception as why:  # one driver is enough; which one is not there is told
+            counts += Count(first=str(why), facts={f"without {name}": str(why)})
+            continue
         said = [str(check) for check in verdict.checks]
         right = [str(check._replace(fault="")) for check in verdict.checks]
         counts += items(f"{name}: {verdict.reason}", right, said)
@@ -60,7 +65,7 @@ def _shared(name, given) -> Count:
 
 STAGES = (
     Stage(
-        "card self-test", "shipped library: hard rows of every kernel, on PoCL and rusticl", "checks", self_test, 60, 60
+        "card self-test", "shipped library: hard rows of every kernel, on PoCL and rusticl", "checks", self_test, 20, 60
     ),
     Stage(
         "a card's share", "shipped library: whole models, half of each product on PoCL", "rows", a_cards_share, 30, 1064

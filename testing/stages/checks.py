@@ -68,7 +68,7 @@ def soaked(given: Given) -> Count:
 
 STAGES = (
     Stage("independence", "no expected side imports engine code", "modules", independence, 10),
-    Stage("mutations", "one thing turned in a copy; its stage finds it", "mutations", caught_mutations, 600, 33),
+    Stage("mutations", "one thing turned in a copy; its stage finds it", "mutations", caught_mutations, 400, 33),
     *(Stage(f"fuzz: {name}", "seeded inputs, no fault", "inputs", fuzzed(name), FUZZ_S + 10, 100) for name in FUZZERS),
-    Stage("soak", "a server under load and abuse, each answer the engine's", "answers", soaked, 600, alone=True),
+    Stage("soak", "a server under load and abuse, each answer the engine's", "answers", soaked, 240, alone=True),
 )

@@ -10,7 +10,7 @@ ARGUMENTS = {
     "cosf": "every float32 up to 100,000",
     "powf": "10^8 pairs in RoPE's range",
 }
-SECONDS = {"expf": 60, "logf": 60, "sinf": 60, "cosf": 60, "powf": 10}
+SECONDS = {"expf": 30, "logf": 30, "sinf": 20, "cosf": 20, "powf": 5}
 LEAST = {"expf": 2**32, "logf": 2**32, "sinf": 2 * 10**9, "cosf": 2 * 10**9, "powf": 10**8}
 EVERY = 1001  # argument of a quick run
 

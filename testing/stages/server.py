@@ -141,10 +141,10 @@ def held_conversations(given: Given) -> Count:
 SERVER = "llama-server, two threads"
 CONTINUED = (
     Stage("greedy short", f"{SERVER}: 6 prompts on each model", "tokens", greedy_short, 20, 164, True, server=True),
-    Stage("greedy long", f"{SERVER}: 6 prompts over 300 tokens", "tokens", greedy_long, 60, 140, True, server=True),
+    Stage("greedy long", f"{SERVER}: 6 prompts over 300 tokens", "tokens", greedy_long, 90, 140, True, server=True),
     Stage("greedy deep", f"{SERVER}: 600 tokens of each model", "tokens", greedy_deep, 60, 600, True, server=True),
-    Stage("seeded", f"{SERVER}: 40 settings on each model; variants", "tokens", seeded, 120, 1175, True, server=True),
-    Stage("q8_0 live", f"{SERVER}, q8_0 caches: 6 answers a model", "answers", q8_0_live, 120, 6, True, server=True),
+    Stage("seeded", f"{SERVER}: 40 settings on each model; variants", "tokens", seeded, 180, 1175, True, server=True),
+    Stage("q8_0 live", f"{SERVER}, q8_0 caches: 6 answers a model", "answers", q8_0_live, 150, 6, True, server=True),
 )
 STAGES = (
     *CONTINUED,
@@ -153,7 +153,7 @@ STAGES = (
         f"{SERVER}: text, counts and reuse, turn by turn",
         "turns",
         held_conversations,
-        180,
+        60,
         100,
         alone=True,
         server=True,

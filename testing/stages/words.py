@@ -123,16 +123,16 @@ TOKENIZER = Stage(
     "shipped library: ids of 2,000 texts a vocabulary, pieces, code points",
     "texts and tokens",
     tokenizer,
-    60,
+    40,
     4000,
 )
 TEMPLATE = Stage(
-    "chat template", "llama-server: /apply-template, three templates and others", "prompts", chat_template, 180, 900,
+    "chat template", "llama-server: /apply-template, three templates and others", "prompts", chat_template, 70, 900,
     server=True,
 )  # fmt: skip
 STAGES = (
     TOKENIZER,
     TEMPLATE,
-    Stage("sampler", "shipped library: tokens of its chain of samplers", "draws", sampler, 30, 1000),
+    Stage("sampler", "shipped library: tokens of its chain of samplers", "draws", sampler, 10, 1000),
 )
 USERS = (TOKENIZER, TEMPLATE)
