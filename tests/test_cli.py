@@ -60,7 +60,7 @@ def test_what_guard_bench_and_the_oracle_print_fits_their_schemas(tmp_path, caps
         documented.check(json.loads(capsys.readouterr().out), "bankml guard --json")
     one = np.arange(4, dtype=np.float32).reshape(2, 2)
     stages = compare.compare([("l_out-0", one), ("logits", one)], [("l_out-0", one), ("logits", one + 1)])
-    documented.check({"stages": [stage.as_dict() for stage in stages]}, "bankml oracle check --json")
+    documented.check({"stages": [stage.as_dict() for stage in stages], "notes": ["x"]}, "bankml oracle check --json")
     row = benchmark.Row(
         "bonsai", "decode", 32, 40.5, 17.25, 2, 2.35, 0.01, True, 9.7, 0.25, {"qkv": 0.2, "python": 0.01}
     )

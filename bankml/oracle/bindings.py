@@ -320,6 +320,21 @@ FUNCTIONS = {
         # int32_t llama_tokenize(const struct llama_vocab * vocab, const char * text, int32_t text_len,
         #     llama_token * tokens, int32_t n_tokens_max, bool add_special, bool parse_special);
         "llama_tokenize": (c_int32, c_void_p, c_char_p, c_int32, c_void_p, c_int32, c_bool, c_bool),
+        # int32_t llama_model_n_head(const struct llama_model * model);
+        "llama_model_n_head": (c_int32, c_void_p),
+        # int32_t llama_model_n_head_kv(const struct llama_model * model);
+        "llama_model_n_head_kv": (c_int32, c_void_p),
+        # llama_token llama_vocab_bos(const struct llama_vocab * vocab);
+        "llama_vocab_bos": (c_int32, c_void_p),
+        # llama_token llama_vocab_eos(const struct llama_vocab * vocab);
+        "llama_vocab_eos": (c_int32, c_void_p),
+        # bool llama_vocab_get_add_bos(const struct llama_vocab * vocab);
+        "llama_vocab_get_add_bos": (c_bool, c_void_p),
+        # enum llama_token_attr llama_vocab_get_attr(const struct llama_vocab * vocab, llama_token token);
+        "llama_vocab_get_attr": (c_int, c_void_p, c_int32),
+        # int32_t llama_token_to_piece(const struct llama_vocab * vocab, llama_token token, char * buf, int32_t length,
+        #     int32_t lstrip, bool special);
+        "llama_token_to_piece": (c_int32, c_void_p, c_int32, c_char_p, c_int32, c_int32, c_bool),
         # uint32_t llama_model_quantize(const char * fname_inp, const char * fname_out,
         #     const llama_model_quantize_params * params);
         "llama_model_quantize": (c_uint32, c_char_p, c_char_p, POINTER(QuantizeParams)),

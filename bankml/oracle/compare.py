@@ -19,12 +19,13 @@ class Difference:
 
 @dataclass
 class Stage:
-    """How many of a stage's rows are equal, and its first difference."""
+    """How many of a stage's rows are equal, and its first difference; `run` says which run it belongs to."""
 
     name: str
     equal: int = 0
     total: int = 0
     first_difference: Difference | None = None
+    run: str = ""
 
     @property
     def same(self) -> bool:
