@@ -14,7 +14,7 @@ TEXT = {"prompt": "x", "n_predict": 40, "temperature": 0}  # two seconds
 
 
 class Client(threading.Thread):
-    """A request on a thread of its own: `reply`, None where the connection ended without one, and when it came (`at`)."""
+    """A request on a thread of its own: `reply` (None where the connection ended without one), and its time `at`."""
 
     def __init__(self, served, body=TEXT, path="/completion"):
         super().__init__()
