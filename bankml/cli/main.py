@@ -8,6 +8,7 @@ import signal
 import sys
 from importlib import import_module
 
+from bankml.cli import examples
 from bankml.errors import BankmlError
 from bankml.version import __version__
 
@@ -89,7 +90,10 @@ def parser(only=None):
     top = _Parser(
         prog="bankml",
         description="1-bit, ternary and F16 language models with exactly the bits of llama.cpp b11192.",
-        epilog="'bankml COMMAND --help' tells more about a command.",
+        epilog="'bankml COMMAND --help' tells more about a command. To begin with:\n\n"
+        '  bankml generate "What is the capital of France?"\n'
+        "  bankml guard MODEL.gguf\n"
+        "  bankml oracle check MODEL.gguf",
     )
     top.add_argument("--version", action="version", version=f"bankml {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", title="commands")
@@ -97,6 +101,7 @@ def parser(only=None):
         sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         if only in (None, name):
             _module(name).arguments(sub)
+            sub.epilog = examples.epilog(name, sub.epilog)
     return top
 
 
