@@ -10,7 +10,7 @@ from bankml.cli import check, oracle
 from bankml.cli import main as frame
 from bankml.cli.main import main
 from bankml.oracle import library, words
-from tests import documented, gguf_writer, models, vocab
+from tests import conversations, documented, gguf_writer, models, vocab
 from tests.gpu import drivers
 
 NAME = "llama-q1_0-untied"
@@ -83,6 +83,12 @@ def test_a_vocabulary_is_compared(reference, tmp_path, capsys):
         "file: pieces: 4099 of 4099 equal",
     ]
     assert any(line.startswith("note: chat template: not compared") for line in lines)
+
+
+def test_a_begin_token_that_the_file_does_not_name_is_no_difference(reference, tmp_path, capsys):
+    model = conversations.write_tiny(tmp_path / "tiny.gguf")
+    assert main(["oracle", "check", str(model), *SHORT, "--cache-type", "f16"]) == 0
+    assert "file: header: 8 of 8 equal" in capsys.readouterr().out
 
 
 def test_the_split_attention_follows_the_references_threads(path, monkeypatch):
