@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -101,7 +102,10 @@ def test_a_card_is_compared_too(path, pocl, capsys, monkeypatch):
     monkeypatch.delenv("BANKML_GPU_SHARE", raising=False)
     arguments = ["--tokens", "5", "--decode", "1", "--greedy", "2", "--cache-type", "f16"]
     assert main(["oracle", "check", str(path), *arguments, "--gpu", str(pocl[0].index), "--json"]) == 0
-    stages = json.loads(capsys.readouterr().out)["stages"]
+    answer = json.loads(capsys.readouterr().out)
+    stages = answer["stages"]
+    rows = [re.fullmatch(r".* computed (\d+) rows of products", note) for note in answer["notes"]]
+    assert [int(found[1]) > 1000 for found in rows if found] == [True]
     runs = {stage["run"] for stage in stages}
     assert runs == {"file", "cpu, f16 cache", f"cpu and {pocl[0].name}, f16 cache"}
     assert os.environ.get("BANKML_GPU_SHARE") is None

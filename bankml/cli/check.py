@@ -53,6 +53,9 @@ def compare_model(args, expected=None):
             stages += _over_cache(args, expected or args.model, engines, kind, threads, notes, first=not stages)
             if not stages[0].same:
                 break  # other headers make other shapes: nothing more can be compared
+        for weights in engines.values():
+            if report := weights.card_report():
+                notes += [f"{card['name']} computed {card['rows']} rows of products" for card in report["cards"]]
     return stages, notes
 
 
@@ -217,14 +220,16 @@ def _greedy_stage(run_name, want, have):
 def _telling(stages, kind, context):
     """Pass `stages` on, saying on stderr how far the comparison is: in place on a terminal, else every few seconds."""
     done, spoke, shown = 0, time.monotonic(), sys.stderr.isatty()
-    for name, rows in stages:
-        if shown or time.monotonic() - spoke > EVERY_S:
-            spoke, text = time.monotonic(), f"{kind} cache, {name}: {done} of {context} tokens compared"
-            print(f"\r{text}\x1b[K" if shown else text, end="" if shown else "\n", file=sys.stderr, flush=True)
-        yield name, rows
-        done += len(rows) if name == "logits" else 0
-    if shown:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    try:
+        for name, rows in stages:
+            if shown or time.monotonic() - spoke > EVERY_S:
+                spoke, text = time.monotonic(), f"{kind} cache, {name}: {done} of {context} tokens compared"
+                print(f"\r{text}\x1b[K" if shown else text, end="" if shown else "\n", file=sys.stderr, flush=True)
+            yield name, rows
+            done += len(rows) if name == "logits" else 0
+    finally:  # after Ctrl-C too
+        if shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _report(stages, notes):
