@@ -107,8 +107,25 @@ def test_a_card_is_compared_too(path, pocl, capsys, monkeypatch):
     rows = [re.fullmatch(r".* computed (\d+) rows of products", note) for note in answer["notes"]]
     assert [int(found[1]) > 1000 for found in rows if found] == [True]
     runs = {stage["run"] for stage in stages}
-    assert runs == {"file", "cpu, f16 cache", f"cpu and {pocl[0].name}, f16 cache"}
+    both = f"cpu and {pocl[0].name}"
+    assert runs == {"file", "cpu, f16 cache", f"{both}, f16 cache", both}
+    assert stages[-1] == {"name": "cards", "equal": 1, "total": 1, "first_difference": None, "run": both}
     assert os.environ.get("BANKML_GPU_SHARE") is None
+
+
+def test_a_card_that_is_dropped_is_a_difference(path, pocl, capsys, monkeypatch):
+    from bankml.forward import Weights
+
+    report = Weights.card_report
+
+    def dropped(weights):
+        told = report(weights)
+        return told and told | {"cards": [card | {"dropped": "wrong bits"} for card in told["cards"]]}
+
+    monkeypatch.setattr(Weights, "card_report", dropped)
+    arguments = [*SHORT[:-1], "--cache-type", "f16", "--gpu", str(pocl[0].index)]
+    assert main(["oracle", "check", str(path), *arguments]) == 2
+    assert "cards, row 0, column 0: 'wrong bits', where the reference has 'at work'" in capsys.readouterr().out
 
 
 def test_a_card_that_is_not_there_exits_2(path, capsys):
