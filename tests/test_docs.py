@@ -90,6 +90,25 @@ def test_the_command_runs(line, place, reference, monkeypatch):
         assert done.stdout.strip() == "The capital of France is Paris."
 
 
+def test_the_programs_of_the_pages_run(place):
+    """The Python blocks; docs/api.md's are doctests of tests/test_api.py, which has prompts in them."""
+    ran = 0
+    for page in PAGES:
+        for program in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            if ">>>" in program:
+                assert page.name == "api.md"
+                continue
+            whole = program
+            if "engine.snapshot" in program:  # docs/dashboard.md's has an engine of the reader's
+                whole = f"import bankml\nengine = bankml.load('MODEL.gguf', gpu=False)\n{program}\nengine.close()"
+            done = subprocess.run(
+                [sys.executable, "-c", whole], cwd=place, capture_output=True, text=True, timeout=60, check=False
+            )
+            assert done.returncode == 0, f"{page.name}: {done.stderr[-400:]}"
+            ran += 1
+    assert ran >= 2
+
+
 def test_the_commands_of_the_readme_are_seen():
     """CI takes its test command from there, by the indent."""
     assert len([line for line in commands(ROOT / "README.md") if ".venv" in line]) == 2
