@@ -52,5 +52,5 @@ def serving(given: Given) -> Count:
 STAGES = (
     Stage("noise", "busy loops beside it: any thread count within 1.3 of the best", "loads", noise, 90, 3, True, False),
     Stage("serving", "a streamed answer beside the engine's own speed", "figures", serving, 90, 3, True, False),
-    Stage("bench", "shipped library: logits of every timed run", "rows", bench, 1200, 25, True, False),
+    Stage("bench", "shipped library: logits of every timed run", "rows", bench, 1260, 25, True, False),
 )
