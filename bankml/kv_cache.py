@@ -3,6 +3,7 @@
 import mmap
 import operator
 import os
+from contextlib import suppress
 from enum import Enum
 
 import numpy as np
@@ -11,7 +12,9 @@ from bankml.errors import UsageError
 
 Q8_0_VALUES, Q8_0_BYTES = 32, 34  # a q8_0 block: an f16 scale, then 32 int8
 CELLS = 256  # capacities are multiples of this many cells, and memory is given back by it
+SLACK = 64  # cells after the last that attention may ask memory for; where no page lies, asking is slow
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+MADV_POPULATE_WRITE = 23  # since Linux 5.14
 
 
 class KvType(Enum):
@@ -57,6 +60,7 @@ class KvCache:
         if operator.index(n_ctx) < 1:
             raise UsageError(f"a context of {n_ctx} cells; it takes 1 or more")
         self.kind, self.width, self.capacity, self.length = kind, width, padded(n_ctx), 0
+        self.prepared = 0  # cells that have memory behind them
         if kind is KvType.Q8_0 and width % Q8_0_VALUES:
             raise UsageError(f"rows of {width} values; a q8_0 cache takes multiples of {Q8_0_VALUES}")
         self.row_bytes = 2 * width if kind is KvType.F16 else width // Q8_0_VALUES * Q8_0_BYTES
@@ -107,12 +111,25 @@ class KvCache:
             into[:] = rows
         self.length = len(k)
 
+    def prepare(self, cells: int):
+        """Put memory behind `cells` cells at once; left to the first write, page by page, it costs a token 0.3 ms."""
+        cells = min(padded(cells + SLACK), self.capacity)
+        start, end = self.prepared * self.row_bytes, cells * self.row_bytes
+        start -= start % mmap.PAGESIZE
+        if start < end:
+            for memory in (self._k, self._v):
+                with suppress(OSError):  # an older kernel, or no memory: then the first write shows it
+                    memory.madvise(MADV_POPULATE_WRITE, start, end - start)
+            self.prepared = cells
+
     def truncate(self, n: int):
         """Keep the first `n` cells, as llama.cpp's seq_rm does, and give the memory after them back."""
         n = operator.index(n)
         if not 0 <= n <= self.length:
             raise UsageError(f"cannot keep {n} of {self.length} cells")
-        start, end = padded(n) * self.row_bytes, padded(self.length) * self.row_bytes
+        kept, held = padded(n), max(padded(self.length), self.prepared)
+        self.prepared = min(self.prepared, kept)
+        start, end = kept * self.row_bytes, held * self.row_bytes
         start += -start % mmap.PAGESIZE  # a page is given back when no cell that stays lies on it
         if start < end:
             for memory in (self._k, self._v):

@@ -33,7 +33,7 @@ def _combine(b, total, part, old, new, units):
 
 @step
 def attention_chunks(record, thread, threads):
-    """The row's partial results, float32 (n_head, chunks, 2 + size), into `partials`. An item is (chunk, heads)."""
+    """The row's partial results, float32 (n_head, chunks, 2 + size), into `partials`. An item is (heads, chunk)."""
     n, pos, k, v, q, n_head, n_head_kv, size, scale, scratch, scratch_bytes, partials, padded, chunks = arguments(
         record, 14
     )
@@ -44,11 +44,14 @@ def attention_chunks(record, thread, threads):
     mine = scratch + scratch_bytes * thread
     item = next_item(record)
     while item < chunks * per_chunk:
-        following = next_item(record)  # taken early, so that its first cells can be asked for
-        chunk, head = item // per_chunk, item % per_chunk * together
+        # The next is taken early, so that its first cells can be asked for; two in a row are the same heads' chunks,
+        # since the last chunk is the shorter one, and a thread must not be left with both long ones.
+        following = next_item(record)
+        chunk, head = item % chunks, item // chunks * together
         side, first = 2 * size * (head // group), chunk * length
         last = min(first + length, pos + 1)
-        after = 2 * size * (following % per_chunk * together // group) + stride * length * (following // per_chunk)
+        then = min(following % chunks * length, pos)  # where there are no cells, no page may lie
+        after = 2 * size * (following // chunks % per_chunk * together // group) + stride * then
         at, share = q + 4 * size * head, min(group, together)
         states = attend_cells(
             at, together, share, k + side, v + side, stride, first, last, size, scale, mine, k + after, v + after
