@@ -298,9 +298,9 @@ class Weights(Pieces):
         capacity = min(cache.capacity for cache in caches)
         if not 0 <= start <= capacity - count:
             raise UsageError(f"{count} tokens after {start} do not fit a context of {capacity} tokens")
-        if start + count > caches[0].prepared:
+        if count == 1 and caches[0].needs_memory():
             for cache in caches:
-                cache.prepare(start + count)
+                cache.prepare()
         return start
 
 

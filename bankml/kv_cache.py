@@ -12,7 +12,8 @@ from bankml.errors import UsageError
 
 Q8_0_VALUES, Q8_0_BYTES = 32, 34  # a q8_0 block: an f16 scale, then 32 int8
 CELLS = 256  # capacities are multiples of this many cells, and memory is given back by it
-SLACK = 64  # cells after the last that attention may ask memory for; where no page lies, asking is slow
+SLACK = 48  # cells after the last that attention may ask memory for; where no page lies, asking is slow
+AHEAD = SLACK + 64  # cells that are prepared when there are not SLACK of them left
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 MADV_POPULATE_WRITE = 23  # since Linux 5.14
 
@@ -111,23 +112,32 @@ class KvCache:
             into[:] = rows
         self.length = len(k)
 
-    def prepare(self, cells: int):
-        """Put memory behind `cells` cells at once; left to the first write, page by page, it costs a token 0.3 ms."""
-        cells = min(padded(cells + SLACK), self.capacity)
-        start, end = self.prepared * self.row_bytes, cells * self.row_bytes
+    def needs_memory(self) -> bool:
+        """Whether the next cell, or what attention asks for after it, may have no memory behind it yet."""
+        return self.prepared < min(self.length + SLACK, self.capacity)
+
+    def prepare(self):
+        """Put memory behind the next AHEAD cells at once.
+
+        Left to the first write, page by page, it costs every token 0.3 ms. A prompt's cells are left to that: there
+        it is shared among the threads and hardly counts.
+        """
+        cells = min(self.length + AHEAD, self.capacity)
+        start, end = max(self.prepared, self.length) * self.row_bytes, cells * self.row_bytes
         start -= start % mmap.PAGESIZE
         if start < end:
             for memory in (self._k, self._v):
                 with suppress(OSError):  # an older kernel, or no memory: then the first write shows it
                     memory.madvise(MADV_POPULATE_WRITE, start, end - start)
-            self.prepared = cells
+        self.prepared = cells
 
     def truncate(self, n: int):
         """Keep the first `n` cells, as llama.cpp's seq_rm does, and give the memory after them back."""
         n = operator.index(n)
         if not 0 <= n <= self.length:
             raise UsageError(f"cannot keep {n} of {self.length} cells")
-        kept, held = padded(n), max(padded(self.length), self.prepared)
+        # The memory that the next token would ask for again is kept, unless no cell is.
+        kept, held = padded(n + AHEAD) if n else 0, padded(max(self.length, self.prepared))
         self.prepared = min(self.prepared, kept)
         start, end = kept * self.row_bytes, held * self.row_bytes
         start += -start % mmap.PAGESIZE  # a page is given back when no cell that stays lies on it
