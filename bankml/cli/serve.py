@@ -1,4 +1,4 @@
-"""`bankml serve`: answer over HTTP, for clients of OpenAI and llama-server."""
+"""`bankml serve`: answer over HTTP, for clients of OpenAI, Ollama and llama-server."""
 
 import logging
 import signal
@@ -11,10 +11,10 @@ from bankml.errors import UsageError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 NOTES = """\
-Endpoints of OpenAI (/v1/...) and llama-server; docs/serve.md
-lists them. The server listens on this machine alone; for another --host it wants
---api-key, or --insecure where whoever reaches it may ask. SIGTERM or Ctrl-C stops
-it: the answer under way has --grace seconds to finish.
+Endpoints of OpenAI (/v1/...), Ollama (/api/...) and llama-server;
+docs/serve.md lists them. The server listens on this machine alone; for another
+--host it wants --api-key, or --insecure where whoever reaches it may ask. SIGTERM
+or Ctrl-C stops it: the answer under way has --grace seconds to finish.
 """
 
 

@@ -19,7 +19,7 @@ from bankml.serve.limits import Limits
 from bankml.serve.service import Service
 from bankml.serve.stream import Json
 
-INTERFACES = ("openai", "llama_server", "metrics", "status")
+INTERFACES = ("openai", "ollama", "llama_server", "metrics", "status")
 log = logging.getLogger("bankml.serve")
 
 

@@ -53,7 +53,7 @@ def asked(body: Fields, prompt, *, n_probs: int = 0, n_top: int | None = None, t
         prompt,
         _sampling(body, n_probs),
         max_tokens=_max_tokens(body),
-        stop=_stops(body),
+        stop=stops(body),
         reuse=reuse if body.flag("cache_prompt", True) else "off",
         template=template,
         model=model or None,
@@ -104,11 +104,12 @@ def _max_tokens(body) -> int | None:
     return None if most < 0 else most
 
 
-def _stops(body) -> tuple[str, ...]:
-    stops = body.texts("stop")
-    if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP for stop in stops):
+def stops(body: Fields) -> tuple[str, ...]:
+    """The stop strings."""
+    found = body.texts("stop")
+    if len(found) > MAX_STOPS or any(len(stop) > MAX_STOP for stop in found):
         raise ApiError(400, f"'stop' takes up to {MAX_STOPS} strings of up to {MAX_STOP} characters", param="stop")
-    return tuple(filter(None, stops))
+    return tuple(filter(None, found))
 
 
 def _sampling(body, n_probs) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from bankml.errors import PromptTooLong
 from bankml.params import Params
 from bankml.serve.errors import ApiError
 
@@ -50,3 +51,16 @@ def _biases(given, tokenizer):
         for token in tokenizer.encode(what, parse_special=False) if isinstance(what, str) else [what]:
             if 0 <= token < tokenizer.n_vocab:
                 yield token, float(value)
+
+
+def bound(generation, n_ctx: int):
+    """End an answer where a context of this size would end. Raises ApiError for one that the engine does not have."""
+    engine, room = generation.engine, n_ctx - len(generation.prompt)
+    if n_ctx > engine.n_ctx:
+        words = f"a context of {n_ctx} tokens (num_ctx) is more than this server's {engine.n_ctx}"
+        raise ApiError(400, f"{words}; start it with a larger --ctx, as far as the model was trained")
+    if room < 1:
+        count = len(generation.prompt)
+        raise PromptTooLong(f"the prompt has {count} tokens, the context only {n_ctx} (num_ctx)", count, n_ctx)
+    most = generation.max_tokens
+    generation.max_tokens = room if most is None else min(most, room)

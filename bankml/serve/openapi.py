@@ -15,12 +15,21 @@ MESSAGES = {
 SAMPLING = {"temperature": NUMBER, "top_k": WHOLE, "top_p": NUMBER, "min_p": NUMBER, "seed": WHOLE, "stop": {}}
 COMMON = {"model": TEXT, "max_tokens": WHOLE, "stream": FLAG, "bankml_receipt": FLAG, **SAMPLING}
 PROMPT = {"oneOf": [TEXT, {"type": "array", "items": {"type": ["string", "integer"]}}]}
+TOKENS = {"type": "array", "items": WHOLE}
+OPTIONS = {"type": "object", "properties": {"num_predict": WHOLE, "num_ctx": WHOLE, **SAMPLING}}
+OLLAMA = {"model": TEXT, "stream": FLAG, "options": OPTIONS, "keep_alive": {"type": ["string", "number"]},
+          "logprobs": FLAG, "top_logprobs": WHOLE, "think": {"type": ["boolean", "string"]}}  # fmt: skip
 BODIES = {  # path -> (fields, those that must be there)
     "/v1/chat/completions": ({"messages": MESSAGES, "logprobs": FLAG, "top_logprobs": WHOLE, **COMMON}, ["messages"]),
     "/v1/completions": ({"prompt": PROMPT, "logprobs": WHOLE, "echo": FLAG, **COMMON}, ["prompt"]),
     "/completion": ({"prompt": PROMPT, "n_predict": WHOLE, "n_probs": WHOLE, **COMMON}, ["prompt"]),
     "/tokenize": ({"content": PROMPT, "add_special": FLAG, "parse_special": FLAG, "with_pieces": FLAG}, []),
-    "/detokenize": ({"tokens": {"type": "array", "items": WHOLE}}, []),
+    "/detokenize": ({"tokens": TOKENS}, []),
+    "/api/chat": ({"messages": MESSAGES | {"minItems": 0}, **OLLAMA}, ["model"]),
+    "/api/generate": ({"prompt": TEXT, "system": TEXT, "raw": FLAG, "context": TOKENS, **OLLAMA}, ["model"]),
+    "/api/show": ({"model": TEXT, "verbose": FLAG}, ["model"]),
+    "/api/embed": ({"model": TEXT}, ["model"]),
+    "/api/embeddings": ({"model": TEXT}, ["model"]),
     "/apply-template": ({"messages": MESSAGES}, ["messages"]),
 }
 

@@ -43,6 +43,7 @@ class Request:
 
     sampling: fields of `Params`, over what the model file recommends; `logit_bias` may hold texts, and be an object;
     `ignore_eos` goes with them. prompt may be an array of texts and tokens. model: a name, None for the resident one.
+    n_ctx: an answer ends as in a context of that size, no larger than the engine's; None for the engine's.
     """
 
     prompt: Prompt
@@ -52,6 +53,7 @@ class Request:
     reuse: str = "prefix"
     template: Mapping[str, Any] | None = None
     model: str | None = None
+    n_ctx: int | None = None
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,9 @@ class Service:
         """Make a model the resident one, None the one there is, or was."""
         return await self.call(lambda engine: engine, model)
 
-    async def unload(self):
-        """Let the resident model go, in its turn; the next request loads one again."""
-        job = _Call(self, None, None)
+    async def unload(self, path: Path | None = None):
+        """Let the resident model go, in its turn, if it is this one; the next request loads one again."""
+        job = _Call(self, None, path)
         self._enter(job)
         await asyncio.wrap_future(job.future)
 
@@ -234,7 +236,7 @@ def _stopping():
 
 
 class _Call:
-    """A job that is a function of the engine; None lets the model go."""
+    """A job that is a function of the engine; None lets the model go, if the path is None or the resident's."""
 
     def __init__(self, service, function, path):
         self.service, self.function, self.path, self.future = service, function, path, Future()
@@ -244,7 +246,9 @@ class _Call:
             return
         try:
             if self.function is None:
-                self.future.set_result(self.service.release())
+                if self.path in (None, self.service.names.resident):
+                    self.service.release()
+                self.future.set_result(None)
             else:
                 self.future.set_result(self.function(self.service.hold(self.path)))
         except Exception as error:
@@ -335,7 +339,7 @@ class Answer:
 
     def _prepare(self, engine) -> Generation:
         asked = self.request
-        return engine.generate(
+        generation = engine.generate(
             meaning.prompt(asked.prompt, engine.tokenizer),
             meaning.params(asked.sampling, engine),
             max_tokens=asked.max_tokens,
@@ -343,6 +347,9 @@ class Answer:
             reuse=asked.reuse,
             template=asked.template,
         )
+        if asked.n_ctx is not None:
+            meaning.bound(generation, asked.n_ctx)
+        return generation
 
     def _prepared(self, future):
         """On the prompts' thread: one that cannot be answered leaves the queue at once."""
