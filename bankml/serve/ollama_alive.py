@@ -14,6 +14,7 @@ UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "
 PART = re.compile(r"(\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})(ns|us|µs|ms|s|m|h)")
 NUMBER = re.compile(r"[+-]?\d{1,18}(\.\d{0,18})?")
 FOR_EVER = 10 * 365 * 86400.0  # seconds from which on no timer is set
+LOOK_S = 0.05  # after so long an engine that was at work when the time was over is looked at again
 
 
 def seconds(given) -> float | None:
@@ -22,8 +23,8 @@ def seconds(given) -> float | None:
         return None
     if isinstance(given, bool) or not isinstance(given, int | float | str):
         raise _wrong(given)
-    found = float(given) if not isinstance(given, str) else _parsed(given.strip())
-    return math.inf if found < 0 or found >= FOR_EVER else found
+    found = _parsed(given.strip()) if isinstance(given, str) else given
+    return math.inf if found < 0 or found >= FOR_EVER else float(found)
 
 
 def _parsed(text) -> float:
@@ -63,6 +64,9 @@ class KeepAlive:
             self._timer = None
         left = self._times.get(self.service.names.resident, math.inf)
         self.expires_at = time.time() + left
+        self._wait(left)
+
+    def _wait(self, left):
         if left < math.inf and not self.service.stopping:
             self._timer = asyncio.get_running_loop().call_later(left, self._expired)
 
@@ -79,8 +83,11 @@ class KeepAlive:
     def _expired(self):
         self._timer = None
         path = self.service.names.resident
-        if self.service.engine is None or self.service.waiting:
-            return  # who waits begins the time anew
+        if self.service.busy or self.service.waiting:
+            self._wait(max(LOOK_S, self._times.get(path, math.inf)))  # the answer's end begins the time anew
+            return
+        if self.service.engine is None:
+            return
         task = asyncio.ensure_future(self._let_go(path))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -142,7 +142,7 @@ def thinking(body: Fields) -> dict[str, Any]:
         return {"enable_thinking": think}
     if think in ("high", "medium", "low", "max"):
         return {"enable_thinking": True, "reasoning_effort": think}
-    raise ApiError(400, f"invalid think value: {think!r} (must be true, false, or one of high, medium, low, max)")
+    raise ApiError(400, f"invalid think value: {str(think)[:50]!r} (must be true, false, or one of high, medium, low, max)")
 
 
 def options_of(body: Fields) -> Fields:
@@ -150,7 +150,7 @@ def options_of(body: Fields) -> Fields:
     options = body.object("options", Fields())
     for name, value in options.items():
         if name not in OPTIONS:
-            raise ApiError(400, f"option {name!r}: bankml does not have it; it takes {', '.join(sorted(OPTIONS))}")
+            raise ApiError(400, f"option {name[:50]!r}: bankml does not have it; it takes {', '.join(sorted(OPTIONS))}")
         if name in SWITCHES and value is not None and value != SWITCHES[name][0]:
             raise ApiError(400, f"option {name!r}: {SWITCHES[name][1]}")
     return options

@@ -86,12 +86,12 @@ def shown(path: Path, verbose: bool) -> dict:
     kv = header.kv
     parameters = _parameters(kv)
     lines = [f"PARAMETER {line}" for line in parameters]
-    license_text = kv.get("general.license")
+    license_text, template = kv.get("general.license"), kv.get(TEMPLATE_KEY)
     return {
         "license": license_text if isinstance(license_text, str) else "",
         "modelfile": "\n".join([f"FROM {path.name}", *lines]) + "\n",
         "parameters": "\n".join(parameters),
-        "template": Template.of(header).text if kv.kind(TEMPLATE_KEY) == "str" else "",
+        "template": template if isinstance(template, str) else "",
         "details": details(path),
         "model_info": {key: _value(kv[key], verbose) for key in kv if key != TEMPLATE_KEY},
         "capabilities": ["completion"],
