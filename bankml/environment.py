@@ -102,6 +102,12 @@ def cache_ram() -> int:
     return int(text)
 
 
+def api_key() -> str | None:
+    """`BANKML_API_KEY`: what a server asks its clients for, and `bankml top` tells it; unlike an argument, no other
+    user of the machine sees it."""
+    return os.environ.get("BANKML_API_KEY") or None
+
+
 def _number(text):
     """A float, NaN where the text is none."""
     try:

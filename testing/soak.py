@@ -27,7 +27,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import bankml
-from bankml.serve.app import INTERFACES
 from testing.soak_asks import Ask, asks, malformed, request
 from tests import conversations
 
@@ -205,11 +204,9 @@ def compared(before: dict[str, int], after: dict[str, int]) -> list[str]:
 
 def soak(model: Path, args) -> list[str]:
     """Run it all and print what was seen; the faults."""
-    served_paths = {"/v1/chat/completions", "/v1/completions", "/completion"}
-    served_paths |= {"/api/chat", "/api/generate"} if "ollama" in INTERFACES else set()
     os.environ["BANKML_CACHE_TYPE"] = args.cache_type
     with bankml.load(model, n_ctx=N_CTX, gpu=False) as engine:
-        pool = asks(engine, random.Random(args.seed), args.pool, served_paths)
+        pool = asks(engine, random.Random(args.seed), args.pool)
     served = Served(model, args.cache_type)
     soaking, begun = Soak(served, pool, args.seed), time.monotonic()
     try:

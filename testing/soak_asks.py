@@ -38,6 +38,8 @@ class Ask:
     @property
     def long(self) -> bytes:
         """The body of the same with a long answer."""
+        if "options" in self.body:
+            return json.dumps(self.body | {"options": self.body["options"] | {"num_predict": 400}}).encode()
         return json.dumps(self.body | {name: 400 for name in ("max_tokens", "n_predict") if name in self.body}).encode()
 
     def said(self, reply: bytes) -> Solo:
@@ -109,7 +111,8 @@ def _own_body(question, stream):
 def _ollama_body(question, stream):
     options = question["sampling"] | {"num_predict": question["most"], "stop": question["stop"]}
     prompt = {"messages": question["messages"]} if question["chat"] else {"prompt": question["text"], "raw": True}
-    return {"model": question["model"], "options": options} | prompt | ({} if stream else {"stream": False})
+    given = {"model": question["model"], "options": options} | prompt | question["exact"]
+    return given if stream else given | {"stream": False}
 
 
 INTERFACES = {
@@ -121,9 +124,9 @@ INTERFACES = {
 }
 
 
-def asks(model: Model, rng: random.Random, count: int, served: set[str]) -> list[Ask]:
-    """`count` requests over the interfaces whose paths are `served`, each answered by the engine alone first."""
-    names = [name for name, interface in INTERFACES.items() if interface.path in served]
+def asks(model: Model, rng: random.Random, count: int) -> list[Ask]:
+    """`count` requests over all interfaces, each answered by the engine alone first."""
+    names = list(INTERFACES)
     return [_ask(model, rng, names[i % len(names)], i // len(names) % 2 == 0) for i in range(count)]
 
 

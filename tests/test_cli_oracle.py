@@ -231,7 +231,7 @@ def test_too_little_memory_is_one_line(path, capsys, monkeypatch):
 
 def test_without_the_reference_and_npm_one_line_says_so(path, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(library, "_loaded", None)
-    monkeypatch.delenv("BANKML_REFERENCE")
+    monkeypatch.delenv("BANKML_REFERENCE", raising=False)
     monkeypatch.setenv("BANKML_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["oracle", "check", str(path), *SHORT]) == 1

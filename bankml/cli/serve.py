@@ -31,7 +31,9 @@ def arguments(parser):
         metavar="PORT",
         help="0 takes a free one (default: 8080)",
     )
-    group.add_argument("--api-key", type=flags.text, metavar="KEY", help="ask every client for KEY")
+    group.add_argument(
+        "--api-key", type=flags.text, metavar="KEY", help="ask every client for KEY (default: BANKML_API_KEY)"
+    )
     group.add_argument("--insecure", action="store_true", help="let other machines in without a key")
     group.add_argument(
         "--queue",
@@ -59,8 +61,8 @@ def arguments(parser):
 def run(args) -> int:
     """Serve until SIGTERM (exit 0) or Ctrl-C (130)."""
     environment.check()
-    loopback = args.host in LOOPBACK
-    if not loopback and not args.api_key and not args.insecure:
+    loopback, api_key = args.host in LOOPBACK, args.api_key or environment.api_key()
+    if not loopback and not api_key and not args.insecure:
         raise UsageError(f"--host {args.host} lets other machines in: give --api-key KEY, or --insecure")
     run_server = _web_stack()
     from bankml.kv_cache import KvType
@@ -78,7 +80,7 @@ def run(args) -> int:
                        n_ubatch=args.ubatch)  # fmt: skip
         service = Service(again, Names(prompts.header.path), engine, args.queue)
         service.slot_folder = args.slot_save_path
-        app = create_app(service, api_key=args.api_key, hosts=LOOPBACK if loopback else None)
+        app = create_app(service, api_key=api_key, hosts=LOOPBACK if loopback else None)
         logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="bankml: %(message)s")
         host, port = listening.getsockname()[:2]
         say(f"{engine.name} at http://{f'[{host}]' if ':' in host else host}:{port}")

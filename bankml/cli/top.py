@@ -2,11 +2,11 @@
 
 import http.client
 import json
-import os
 import threading
 import time
 from urllib.parse import urlsplit
 
+from bankml import environment
 from bankml.cli import flags
 from bankml.dashboard.live import LINES_S, Live, line
 from bankml.errors import UsageError
@@ -33,7 +33,7 @@ def arguments(parser):
 
 def run(args) -> int:
     """Show it until Ctrl-C (exit 130); --once and --json: exit 0."""
-    look = Asked(args.url, args.api_key or os.environ.get("BANKML_API_KEY"))
+    look = Asked(args.url, args.api_key or environment.api_key())
     first = look()  # what is wrong with the URL or the key is told at once
     if args.json:
         print(json.dumps(first.to_dict()))

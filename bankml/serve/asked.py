@@ -44,17 +44,16 @@ class Asked:
 def asked(body: Fields, prompt, *, n_probs: int = 0, n_top: int | None = None, template: dict | None = None) -> Asked:
     """What a body asks, for this prompt. Raises ApiError 400 for what bankml does not do."""
     _refuse(body)
-    receipt, model = body.flag("bankml_receipt"), body.text("model")
-    options = body.object("stream_options", {})
+    model, options = body.text("model"), body.object("stream_options", {})
     if body.get("stream_options") is not None and not body.flag("stream"):
         raise ApiError(400, "'stream_options' is for streams only", param="stream_options")
-    reuse = "exact" if receipt else "prefix"
+    receipt, reuse = kept(body)
     request = Request(
         prompt,
         _sampling(body, n_probs),
         max_tokens=_max_tokens(body),
         stop=stops(body),
-        reuse=reuse if body.flag("cache_prompt", True) else "off",
+        reuse=reuse,
         template=template,
         model=model or None,
     )
@@ -70,6 +69,13 @@ def asked(body: Fields, prompt, *, n_probs: int = 0, n_top: int | None = None, t
         echo=body.flag("echo"),
         receipt=receipt,
     )
+
+
+def kept(body: Fields) -> tuple[bool, str]:
+    """Whether a receipt is asked for, and what of earlier prompts may be used (`Request.reuse`): for a receipt only
+    what changes no bit."""
+    receipt = body.flag("bankml_receipt")
+    return receipt, ("exact" if receipt else "prefix") if body.flag("cache_prompt", True) else "off"
 
 
 def _refuse(body):

@@ -184,7 +184,7 @@ async def _whole(answer: Answer, asked: Asked, text: str, streamed=False) -> dic
     if asked.n_probs and not streamed:
         reply |= _probabilities(told.all_probs(generation), answer, asked)
     if asked.receipt:
-        reply["bankml_receipt"] = await openai.receipt(answer.service, generation)
+        reply["bankml_receipt"] = await told.receipt(answer)
     return reply
 
 

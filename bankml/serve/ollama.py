@@ -96,7 +96,7 @@ async def _reply(service: Service, alive: KeepAlive, asked: Asked):
     if asked.stream:
         return await lines(telling.lines())
     async with answer:
-        return Json(telling.whole(await answer.text()))
+        return Json(await telling.whole(await answer.text()))
 
 
 async def _loaded(service, alive, asked) -> dict:
@@ -139,9 +139,9 @@ class Telling:
     def __init__(self, answer: Answer, asked: Asked):
         self.answer, self.asked = answer, asked
 
-    def whole(self, text: str) -> dict:
+    async def whole(self, text: str) -> dict:
         """The answer in one object."""
-        return self.last(text) | self.logprobs(told.all_probs(self.answer.generation))
+        return await self.last(text) | self.logprobs(told.all_probs(self.answer.generation))
 
     async def lines(self) -> AsyncIterator[list[dict] | dict]:
         """The answer as it comes, an object a line."""
@@ -149,19 +149,21 @@ class Telling:
             while steps := await answer.steps():
                 if pieces := [self.piece(step) for step in steps if step.text or step.probs]:
                     yield pieces
-            yield self.last("")
+            yield await self.last("")
 
     def piece(self, step: Step) -> dict:
         """A step's line."""
         probs = self.logprobs([step.probs] if step.probs else [])
         return _head(self.asked) | _content(self.asked, step.text) | {"done": False} | probs
 
-    def last(self, text: str) -> dict:
-        """The object that ends it: counts, and times in nanoseconds."""
+    async def last(self, text: str) -> dict:
+        """The object that ends it: counts, times in nanoseconds, the receipt where it was asked for."""
         generation = self.answer.generation
         last = _head(self.asked) | _content(self.asked, text) | {"done": True, "done_reason": generation.finish_reason}
         if not self.asked.chat and not self.asked.raw:
             last["context"] = generation.prompt + generation.tokens
+        if self.asked.receipt:
+            last["bankml_receipt"] = await told.receipt(self.answer)
         return last | self.times(generation)
 
     def times(self, generation: Generation) -> dict:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bankml.params import MAX_COUNT, MAX_SEED, MISSING
-from bankml.serve.asked import FLOATS, WHOLES, stops
+from bankml.serve.asked import FLOATS, WHOLES, kept, stops
 from bankml.serve.errors import ApiError
 from bankml.serve.fields import Fields
 from bankml.serve.ollama_alive import seconds
@@ -32,6 +32,7 @@ class Asked:
 
     name: the model as the client calls it; path: its file. context: tokens in front of the prompt, None for a chat.
     keep_alive: seconds, infinite for ever, None where none were given. n_top: so many of the likeliest tokens are told.
+    receipt: add a `bankml_receipt` to the last object.
     """
 
     request: Request
@@ -41,6 +42,7 @@ class Asked:
     stream: bool
     keep_alive: float | None
     n_top: int
+    receipt: bool
     raw: bool = False
     context: list[int] | None = None
 
@@ -90,17 +92,19 @@ def _asked(body, find, prompt, *, template, chat, **more) -> Asked:
     path = find(name)
     n_probs = max(1, n_top) if body.flag("logprobs") else 0
     limit = options.whole("num_predict", -1)
+    receipt, reuse = kept(body)
     request = Request(
         prompt,
         sampling(options, n_probs),
         max_tokens=limit if limit >= 0 else None,
         stop=stops(options),
+        reuse=reuse,
         template=template,
         model=path.stem,
         n_ctx=options.whole("num_ctx", None, low=1),
     )
     stream, alive = body.flag("stream", True), seconds(body.get("keep_alive"))
-    return Asked(request, name, path, chat, stream, alive, n_top, **more)
+    return Asked(request, name, path, chat, stream, alive, n_top, receipt, **more)
 
 
 def messages(body: Fields) -> list[dict]:
@@ -142,7 +146,8 @@ def thinking(body: Fields) -> dict[str, Any]:
         return {"enable_thinking": think}
     if think in ("high", "medium", "low", "max"):
         return {"enable_thinking": True, "reasoning_effort": think}
-    raise ApiError(400, f"invalid think value: {str(think)[:50]!r} (must be true, false, or one of high, medium, low, max)")
+    allowed = "must be true, false, or one of high, medium, low, max"
+    raise ApiError(400, f"invalid think value: {str(think)[:50]!r} ({allowed})")
 
 
 def options_of(body: Fields) -> Fields:

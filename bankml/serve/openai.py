@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from bankml.completions import usage
-from bankml.generation import Generation, Step
+from bankml.generation import Step
 from bankml.serve import fields, told
 from bankml.serve.asked import Asked, asked, probs
 from bankml.serve.errors import ApiError
@@ -229,9 +229,4 @@ class Telling:
         """The receipt, where it was asked for."""
         if not self.asked.receipt:
             return {}
-        return {"bankml_receipt": await receipt(self.answer.service, self.answer.generation)}
-
-
-async def receipt(service: Service, generation: Generation) -> dict:
-    """The receipt of an answer; the model's file is read aside."""
-    return await service.aside(told.receipt, generation)
+        return {"bankml_receipt": await told.receipt(self.answer)}

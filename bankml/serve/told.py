@@ -9,6 +9,7 @@ from dataclasses import asdict
 from bankml.cpu.level import level
 from bankml.generation import Generation
 from bankml.sampler_chain import TokenProbs
+from bankml.serve.service import Answer
 from bankml.version import __version__
 
 LOWEST = -(2 - 2**-23) * 2.0**127  # the lowest float32, which the reference tells for the logarithm of 0
@@ -59,12 +60,16 @@ def probabilities(probs: Iterable[TokenProbs], tokenizer, n_top: int, after_chai
     return [of(item.token, item.value) | {f"top_{kind}s": [of(*pair) for pair in item.top[:n_top]]} for item in probs]
 
 
-def receipt(generation: Generation) -> dict:
+async def receipt(answer: Answer) -> dict:
     """What was asked of which model, and what came of it, as hashes that any machine with the same model reproduces.
 
-    For an answer with reuse "exact" or "off": its bits do not depend on what was asked before. Hashes the file's whole
-    content the first time, so not for the event loop's thread.
+    For an answer with reuse "exact" or "off": its bits do not depend on what was asked before.
     """
+    return await answer.service.aside(_receipt, answer.generation)
+
+
+def _receipt(generation: Generation) -> dict:
+    """Hashes the file's whole content the first time."""
     engine = generation.engine
     asked = {
         "model_sha256": engine.model_sha256,

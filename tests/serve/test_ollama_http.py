@@ -224,3 +224,13 @@ def test_a_model_is_loaded_and_let_go(bytes_path):
         ask(served, keep_alive=-1)
         assert running(served)[0]["expires_at"].startswith("9999")
         assert served.stop() == 0 and len(served.lines) <= 2, served.lines
+
+
+def test_a_receipt_is_the_one_of_the_other_interfaces(served):
+    body = {"bankml_receipt": True, "cache_prompt": False}
+    *_, last = ask(served, options=GREEDY | {"seed": 1}, **body).text.splitlines()
+    streamed, whole = json.loads(last), ask(served, options=GREEDY | {"seed": 1}, stream=False, **body).json()
+    theirs = served.post("/v1/chat/completions", {"messages": HI, "temperature": 0, "seed": 1} | body).json()
+    assert len(theirs["bankml_receipt"]["response_sha256"]) == 64
+    assert streamed["bankml_receipt"] == whole["bankml_receipt"] == theirs["bankml_receipt"]
+    assert "bankml_receipt" not in ask(served, stream=False).json()
