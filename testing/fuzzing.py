@@ -8,6 +8,7 @@ import argparse
 import base64
 import hashlib
 import json
+import math
 import random
 import signal
 import sys
@@ -67,10 +68,13 @@ def shorter(case: bytes, wrong, tries=400) -> bytes:
     return case
 
 
-def fuzz(name: str, generate, run, seconds: float, seed: int, most=20) -> list[str]:
-    """Run `run(generate(rng))` for so long; generate gives bytes. Returns the faults, each saved once per place."""
+def fuzz(name: str, generate, run, seconds: float, seed: int, most=20, inputs: int | None = None) -> list[str]:
+    """Run `run(generate(rng))` for so long, or for so many inputs; generate gives bytes.
+
+    Returns the faults, each saved once per place.
+    """
     rng, faults, count, ends = random.Random(seed), {}, 0, time.monotonic() + seconds
-    while time.monotonic() < ends and len(faults) < most:
+    while time.monotonic() < ends and len(faults) < most and count != inputs:
         case, count = generate(rng), count + 1
         if (complaint := fault(run, case)) and (place := complaint.partition(": ")[0]) not in faults:
             case = shorter(case, lambda candidate, place=place: fault(run, candidate).partition(": ")[0] == place)
@@ -96,10 +100,23 @@ def found(name: str) -> list[tuple[str, bytes]]:
 
 def command(name: str, generate, run) -> int:
     """The command line of a fuzzer: exit code 1 if it found something."""
+    given = arguments(name)
+    return told(fuzz(name, generate, run, given.seconds, given.seed, inputs=given.count))
+
+
+def arguments(name: str) -> argparse.Namespace:
+    """What the command line of a fuzzer gives; with a count and no seconds, the count alone ends it."""
     parser = argparse.ArgumentParser(prog=f"python -m testing.fuzz_{name}")
-    parser.add_argument("--seconds", type=float, default=180)
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--count", type=int, help="so many inputs")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    faults = fuzz(name, generate, run, given.seconds, given.seed)
+    if given.seconds is None:
+        given.seconds = 180 if given.count is None else math.inf
+    return given
+
+
+def told(faults: list[str]) -> int:
+    """The exit code; the faults go to stderr."""
     print(*faults, sep="\n", end="\n" if faults else "", file=sys.stderr)
     return 1 if faults else 0

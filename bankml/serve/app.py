@@ -27,6 +27,7 @@ def create_app(service: Service, *, api_key: str | None = None, hosts: tuple[str
     """An ASGI application. hosts: the Host names that are accepted, None for any; api_key: asked of every request."""
     routes = [route for name in INTERFACES for route in import_module(f"bankml.serve.{name}").routes(service)]
     inner = Starlette(routes=[*routes, openapi.route(routes)], exception_handlers=HANDLERS)
+    inner.router.redirect_slashes = False  # a path with one slash more is another path; Host would name the place
     return Limits(inner, told, api_key=api_key, hosts=hosts)
 
 
@@ -47,6 +48,6 @@ HANDLERS |= {HTTPException: _not_there}
 def told(error: Exception, path: str) -> Json:
     """The reply that tells of an error; one line in the log for what nobody foresaw."""
     if not isinstance(error, ApiError):
-        log.error("%s: %s: %s", path, type(error).__name__, error)
+        log.error("%r: %s: %s", path, type(error).__name__, error)
         error = api_error(error)
     return Json(error.body(ollama=path.startswith("/api/")), error.status, error.headers)

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import signal
 import socket
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
 
 import h11
 import uvicorn
@@ -19,6 +20,37 @@ from bankml.serve.stream import dumped
 MAX_CONNECTIONS = 64
 HEAD_S, IDLE_S = 5.0, 30.0  # for the head of a request to come, and for a connection without one
 BACKLOG = 128
+PART_S = 1.0  # for a client to take an early reply while it is still sending
+
+
+class Transport:
+    """A connection's transport. Closed while the client may still be sending, it first sends what is left and takes
+    what comes for PART_S: closed at once, the client would see a reset in the place of its reply."""
+
+    def __init__(self, transport, protocol):
+        self._transport, self._protocol, self.parting = transport, protocol, False
+
+    def __getattr__(self, name):
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        """Also while it is parting."""
+        return self.parting or self._transport.is_closing()
+
+    def close(self):
+        """At once, or in a moment."""
+        if self._protocol.conn.their_state not in (h11.SEND_BODY, h11.ERROR):
+            self._transport.close()
+        elif not self.is_closing():
+            self.part()
+
+    def part(self):
+        """Send what is left, and take what comes for a moment."""
+        self.parting = True
+        self._transport.resume_reading()
+        with suppress(OSError):  # the client is gone
+            self._transport.write_eof()
+        self._protocol.loop.call_later(PART_S, self._transport.close)
 
 
 class Protocol(H11Protocol):
@@ -27,7 +59,7 @@ class Protocol(H11Protocol):
     surplus, deadline, sweep = False, None, None
 
     def connection_made(self, transport):
-        super().connection_made(transport)
+        super().connection_made(Transport(transport, self))
         self.surplus = len(self.connections) > MAX_CONNECTIONS
         self._wait_for_head()
         self._sweep()
@@ -40,8 +72,11 @@ class Protocol(H11Protocol):
             self.sweep = self.loop.call_later(SEND_S, self._sweep)
 
     def data_received(self, data: bytes):
+        if self.transport.parting:
+            return
         if self.surplus:
-            self._refuse()
+            self._head_is_there()
+            self._refuse(ApiError(503, f"{MAX_CONNECTIONS} connections are open already", retry_after=1))
             return
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
@@ -62,17 +97,25 @@ class Protocol(H11Protocol):
             self.deadline.cancel()
             self.deadline = None
 
-    def _refuse(self):
-        """Once; what else comes on this connection is not looked at."""
-        if self.deadline is None:
-            return
+    def send_400_response(self, msg: str):
+        """What came is no HTTP; a reply that is under way already is the last one."""
         self._head_is_there()
-        error = ApiError(503, f"{MAX_CONNECTIONS} connections are open already", retry_after=1)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self.transport.close()
+                return
+        self._refuse(ApiError(400, "this is not an HTTP/1.1 request that bankml can read"))
+
+    def _refuse(self, error: ApiError):
+        """The last reply of a connection; what else comes is not looked at."""
         body = dumped(error.body())
-        head = f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: {len(body)}\r\n"
-        self.transport.write(f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n".encode() + body)
-        self.transport.write_eof()
-        self.loop.call_later(1.0, self.transport.close)
+        more = "".join(f"{name}: {value}\r\n" for name, value in error.headers.items())
+        head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n{more}"
+        head += f"Content-Length: {len(body)}\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
+        self.transport.write(head.encode() + body)
+        self.transport.part()
 
 
 class Server(uvicorn.Server):
