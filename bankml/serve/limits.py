@@ -9,7 +9,7 @@ from bankml.serve.errors import ApiError
 MAX_BODY, MAX_HEAD = 16 << 20, 16 << 10  # bytes
 BODY_S, PIECE_S = 60.0, 10.0  # for a whole body, and for each piece of it to come
 SEND_S = 30.0  # for a client to take what is sent to it
-OPEN_PATHS = ("/health", "/v1/health")  # need no key
+OPEN_PATHS = ("/health", "/v1/health", "/", "/bankml/page.css", "/bankml/page.js")  # need no key, hold no data
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
