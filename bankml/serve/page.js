@@ -24,11 +24,12 @@ const NAME = 18; // characters of a device's name, at most
 
 // -- numbers as people read them ---------------------------------------------------------------------------------------
 
-const formats = [0, 1, 2].map((digits) => new Intl.NumberFormat("en-US", {
-  minimumFractionDigits: digits, maximumFractionDigits: digits, useGrouping: false, roundingMode: "halfEven",
-}));
 const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
-const fixed = (value, digits) => formats[digits].format(value);
+
+function fixed(value, digits) { // as toFixed, but halves go to the even digit
+  const exact = value.toFixed(digits + 50), cut = exact.slice(0, -50).replace(/\.$/, "");
+  return /50{49}$/.test(exact) && "02468".includes(cut.at(-1)) ? cut : value.toFixed(digits);
+}
 
 const figures = {
   rate: (value) => fixed(value, value >= 1000 ? 0 : value >= 10 ? 1 : 2),
