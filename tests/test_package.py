@@ -30,9 +30,10 @@ def unpacked(tmp_path_factory):
     return folder / "site"
 
 
-def test_every_module_and_kernel_source_is_in_the_wheel(unpacked):
+def test_every_module_kernel_source_and_page_is_in_the_wheel(unpacked):
     want = {path.relative_to(ROOT).as_posix() for path in (ROOT / "bankml").rglob("*.py")}
     want |= {f"bankml/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "kernels.cl").iterdir()}
+    want |= {f"bankml/serve/page.{kind}" for kind in ("html", "css", "js")}
     have = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
     assert want <= have, want - have
 

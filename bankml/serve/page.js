@@ -136,6 +136,7 @@ function doing(s) {
 
 function speed(s) {
   const rates = (s.rates ?? []).slice(-SLOTS), peak = Math.max(0, ...rates), now = known(s.rate);
+  if (now || rates.length || known(s.first_token_s)) at("speed").hidden = false; // and there it stays
   write(at("rate"), now ? figures.rate(s.rate) : "");
   texts(at("rate-name"), now ? [["tokens/s now", "faint"]] : []);
   texts(at("minute"), known(s.rate_minute) ? [[figures.rate(s.rate_minute)], [" last minute", "faint"]] : []);
