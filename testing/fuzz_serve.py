@@ -49,6 +49,7 @@ class Target:
         url = self.served.client.base_url
         self.address, self.asked, self.lines = (url.host, url.port), 0, len(self.served.lines)
         self.answer = self._known()
+        self.served.post("/api/show", {"model": "tiny"})  # its header is kept
         self.before = held(self.served)
         return self
 
@@ -125,6 +126,8 @@ def request(case: bytes) -> tuple[bytes, str, str]:
     head, _, body = case.partition(b"\r\n\r\n")
     words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
     head += b"\r\nHost: localhost\r\nConnection: close"
+    if re.search(rb"\r\ntransfer-encoding: *chunked", head, re.I):
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
     if not re.search(rb"\r\n(content-length|transfer-encoding) *:", head, re.I):
         head += b"\r\nContent-Length: %d" % len(body)
     return head + b"\r\n\r\n" + body, words[0], words[1] if len(words) > 1 else ""

@@ -79,11 +79,13 @@ def run(args) -> int:
         again = opener(n_ctx=args.ctx or flags.N_CTX, gpu=card_words.wanted(args), threads=args.threads, kind=kind,
                        n_ubatch=args.ubatch)  # fmt: skip
         service = Service(again, Names(prompts.header.path), engine, args.queue)
+        name = engine.name
+        del engine, prompts  # the service lets them go
         service.slot_folder = args.slot_save_path
         app = create_app(service, api_key=api_key, hosts=LOOPBACK if loopback else None)
         logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="bankml: %(message)s")
         host, port = listening.getsockname()[:2]
-        say(f"{engine.name} at http://{f'[{host}]' if ':' in host else host}:{port}")
+        say(f"{name} at http://{f'[{host}]' if ':' in host else host}:{port}")
         try:
             stopped_by = run_server.serve(app, service, listening, args.grace)
         finally:

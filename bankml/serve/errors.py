@@ -40,3 +40,8 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, MemoryError):
         return ApiError(503, "out of memory; a shorter prompt or a smaller context needs less", retry_after=5)
     return ApiError(500, f"an error inside bankml ({type(error).__name__})")
+
+
+def stopping() -> ApiError:
+    """For a request that the server's end leaves without an answer."""
+    return ApiError(503, "the server is stopping", retry_after=10)

@@ -4,7 +4,7 @@ import asyncio
 import hmac
 from urllib.parse import urlsplit
 
-from bankml.serve.errors import ApiError
+from bankml.serve.errors import ApiError, stopping
 
 MAX_BODY, MAX_HEAD = 16 << 20, 16 << 10  # bytes
 BODY_S, PIECE_S = 60.0, 10.0  # for a whole body, and for each piece of it to come
@@ -49,6 +49,9 @@ class Limits:
             await self._serve(scope, body, receive, sending)
         except TimeoutError:
             return
+        except asyncio.CancelledError:  # the server ends at once
+            if not begun:
+                await self.told(stopping(), scope["path"])(scope, receive, sending)
         except Exception as error:
             reply = self.told(error, scope["path"])
             if not begun:

@@ -20,6 +20,7 @@ from bankml.serve.stream import dumped
 MAX_CONNECTIONS = 64
 HEAD_S, IDLE_S = 5.0, 30.0  # for the head of a request to come, and for a connection without one
 BACKLOG = 128
+LAST_S = 0.2  # after a second signal, for the answer that is cut to say so
 PART_S = 1.0  # for a client to take an early reply while it is still sending
 
 
@@ -159,7 +160,7 @@ class Server(uvicorn.Server):
         """Stop; a second time, at once."""
         if self.should_exit:
             self.service.cut()
-            self.force_exit = True
+            asyncio.get_running_loop().call_later(LAST_S, setattr, self, "force_exit", True)
             return
         self.signal, self.should_exit = number, True
         self.service.stop()

@@ -13,6 +13,7 @@ prompts of messages meanwhile, so that a bad request is told so without waiting 
 """
 
 import asyncio
+import gc
 import math
 import threading
 import time
@@ -29,7 +30,7 @@ from bankml.engine import Engine
 from bankml.generation import Generation, Step
 from bankml.prompts import Prompt
 from bankml.serve import meaning
-from bankml.serve.errors import ApiError, api_error
+from bankml.serve.errors import ApiError, api_error, stopping
 from bankml.serve.names import Names
 from bankml.snapshot import IDLE, LOADING, Snapshot
 
@@ -153,12 +154,12 @@ class Service:
         with self._changed:
             waiting = list(self._jobs)
         for job in waiting:
-            job.cut(_stopping())
+            job.cut(stopping())
 
     def cut(self):
         """After `stop`: break the answer under way off."""
         if current := self._current:
-            current.cut(_stopping())
+            current.cut(stopping())
 
     def close(self):
         """Break off what is under way, end the threads and let the model go."""
@@ -183,7 +184,7 @@ class Service:
                 return
         self.tell(Outcome("refused"))
         if self.stopping:
-            raise _stopping()
+            raise stopping()
         raise ApiError(503, f"{self.most_waiting} requests wait already; try again later", retry_after=5)
 
     def _leave(self, job) -> bool:
@@ -229,10 +230,8 @@ class Service:
         if self.engine is not None:
             engine, self.engine, self.loaded_at = self.engine, None, None
             engine.close()
-
-
-def _stopping():
-    return ApiError(503, "the server is stopping", retry_after=10)
+            del engine
+            gc.collect()  # answers that it gave, and their engine, refer to each other
 
 
 class _Call:

@@ -139,8 +139,9 @@ def test_the_grace_is_bounded(served):
     assert whole.reply.status_code == 503
 
 
-def test_a_second_signal_ends_it_at_once(served):
-    server = served("--grace", "600", token_s=0.05)
+@pytest.mark.parametrize("token_s", [0.05, 1.0])
+def test_a_second_signal_ends_it_at_once(served, token_s):
+    server = served("--grace", "600", token_s=token_s)
     running = Client(server, TEXT | {"n_predict": 100})
     until(lambda: processing(server))
     server.process.send_signal(signal.SIGTERM)
@@ -150,6 +151,7 @@ def test_a_second_signal_ends_it_at_once(served):
     assert time.monotonic() - begun < 3
     running.join()
     assert running.reply is None or running.reply.status_code == 503
+    assert not [line for line in server.lines if "Traceback" in line], server.lines
 
 
 def test_a_stream_that_is_cut_says_so(served):
