@@ -72,7 +72,7 @@ class Asked:
             raise UsageError(f"{url}: not a URL such as http://127.0.0.1:8080")
         self.url, self.path = url, f"{parts.path.rstrip('/')}/bankml/snapshot"
         self.kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.headers = {"Authorization": f"Bearer {key}".encode("utf-8", "surrogateescape")} if key else {}
         self._last, self._at = None, -POLL_S
 
     def __call__(self) -> Snapshot:
