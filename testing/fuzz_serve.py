@@ -192,5 +192,7 @@ if __name__ == "__main__":
     given = arguments("serve")
     with Target() as target:
         faults = fuzz("serve", generate, target.run, given.seconds, given.seed, inputs=given.count)
-        faults += target.settle()
+        if left := target.settle():
+            faults += left
+            print(f"fuzz_serve: {target.asked} inputs, {len(faults)} faults, those at the end included")
     sys.exit(told(faults))

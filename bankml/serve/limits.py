@@ -62,6 +62,10 @@ class Limits:
         head = len(scope["raw_path"]) + len(scope["query_string"])
         if head + sum(len(name) + len(value) + 4 for name, value in headers) > MAX_HEAD:
             raise ApiError(431, f"the head of the request is larger than {MAX_HEAD} bytes")
+        if scope["http_version"] not in ("1.0", "1.1"):
+            raise ApiError(400, "this server speaks HTTP/1.1")
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
+            raise ApiError(400, "a body has a length or comes in chunks; a proxy could read one with both another way")
         if self.hosts is not None:
             found = [value.decode("latin-1") for name, value in headers if name == b"host"]
             if len(found) != 1 or _host(f"//{found[0]}") not in self.hosts:
