@@ -10,7 +10,6 @@ question has its known answer; at the end the server holds no more threads and f
 
 import http.client
 import json
-import os
 import re
 import socket
 import sys
@@ -46,11 +45,10 @@ class Target:
         (folder / "slots").mkdir()
         model = conversations.write_tiny(folder / "tiny.gguf")
         self.served = Served(model, "--ctx", "256", "--slot-save-path", folder / "slots")
-        url = self.served.client.base_url
-        self.address, self.asked, self.lines = (url.host, url.port), 0, len(self.served.lines)
+        self.asked, self.lines = 0, len(self.served.lines)
         self.answer = self._known()
         self.served.post("/api/show", {"model": "tiny"})  # its header is kept
-        self.before = held(self.served)
+        self.before = settled(self.served)
         return self
 
     def __exit__(self, *exception):
@@ -76,7 +74,7 @@ class Target:
             faults = [] if self._known() == self.answer else ["a known question has another answer"]
         except (OSError, http.client.HTTPException, AssertionError) as error:
             faults = [f"a known question: {error}"]
-        after = min((held(self.served) for _ in range(3)), key=lambda found: found["files"])
+        after = min((settled(self.served) for _ in range(3)), key=lambda found: found["files"])
         kept = [name for name in ("threads", "files") if after[name] > self.before[name]]
         faults += [f"{after[name]} {name}, {self.before[name]} before" for name in kept]
         code = self.served.stop()
@@ -89,7 +87,7 @@ class Target:
 
     def _ask(self, data: bytes, method: str):
         """(status, content type, body) of the reply; raises AssertionError if there is none, or more than one."""
-        with socket.create_connection(self.address, timeout=REPLY_S) as connection:
+        with socket.create_connection(self.served.address, timeout=REPLY_S) as connection:
             with suppress(BrokenPipeError, ConnectionResetError):  # refused before all was sent; the reply tells
                 connection.sendall(data)
             reply = http.client.HTTPResponse(connection, method=method)
@@ -113,12 +111,11 @@ class Target:
         return json.loads(body)["content"]
 
 
-def held(served) -> dict[str, int]:
-    """How many threads and files the server holds when nobody is connected and it had a moment to notice."""
+def settled(served) -> dict[str, int]:
+    """What the server holds when nobody is connected and it had a moment to notice."""
     served.client.close()
     time.sleep(1.0)
-    folder = Path("/proc", str(served.process.pid))
-    return {name: len(os.listdir(folder / place)) for name, place in (("threads", "task"), ("files", "fd"))}
+    return served.held()
 
 
 def request(case: bytes) -> tuple[bytes, str, str]:

@@ -13,77 +13,25 @@ import argparse
 import http.client
 import os
 import random
-import re
-import signal
 import socket
 import struct
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import bankml
 from testing.soak_asks import Ask, asks, malformed, request
 from tests import conversations
+from tests.serve.served import Served
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_GROWTH = 20_000_000  # bytes
 WARM = 0.2  # of the requests, or of the time
 REPLY_S = 120.0  # for any reply, the queue before it included
 QUEUE, N_CTX, CACHE_RAM = 12, 512, 8  # places, cells, MiB of earlier prompts
-
-
-class Served:
-    """`bankml serve` as a process. Its lines on stderr are kept."""
-
-    def __init__(self, model: Path, cache_type: str):
-        flags = ["--port", "0", "--no-gpu", "--ctx", str(N_CTX), "--queue", str(QUEUE), "--cache-type", cache_type]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "bankml", "serve", "-m", model, *flags],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "BANKML_CACHE_RAM": str(CACHE_RAM)},
-            text=True,
-            cwd=ROOT,
-        )
-        self.lines, self._ready = [], threading.Event()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-        self._ready.wait(120)
-        found = re.search(r"http://\S+", "".join(self.lines[-1:]))
-        if not found:
-            self.process.kill()
-            raise RuntimeError(f"the server did not start: {self.lines}")
-        url = urlsplit(found[0])
-        self.host, self.port = url.hostname, url.port
-
-    def _read(self):
-        for line in self.process.stderr:
-            self.lines.append(line.rstrip("\n"))
-            if " at http://" in line:
-                self._ready.set()
-        self._ready.set()
-
-    def held(self) -> dict[str, int]:
-        """What the process holds: bytes of memory, threads, open files."""
-        folder = Path("/proc", str(self.process.pid))
-        status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line)
-        memory = 1024 * int(status["VmRSS"].split()[0])
-        return {"memory": memory, "threads": int(status["Threads"]), "files": len(os.listdir(folder / "fd"))}
-
-    def stop(self) -> int:
-        """SIGTERM; the exit code."""
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(30)
-        finally:
-            self.process.kill()
-            self._reader.join()
-            self.process.stderr.close()
 
 
 class Soak:
@@ -103,7 +51,7 @@ class Soak:
             thread.join()
 
     def _client(self, end, until):
-        connection = http.client.HTTPConnection(self.served.host, self.served.port, timeout=REPLY_S)
+        connection = http.client.HTTPConnection(*self.served.address, timeout=REPLY_S)
         while time.monotonic() < until and len(self.faults) < 20:
             with self._lock:
                 number, self._next = self._next, self._next + 1
@@ -175,7 +123,7 @@ class Soak:
         self._count("left")
 
     def _connect(self):
-        return socket.create_connection((self.served.host, self.served.port), timeout=REPLY_S)
+        return socket.create_connection(self.served.address, timeout=REPLY_S)
 
 
 def _all_of(connection) -> bytes:
@@ -207,15 +155,14 @@ def soak(model: Path, args) -> list[str]:
     os.environ["BANKML_CACHE_TYPE"] = args.cache_type
     with bankml.load(model, n_ctx=N_CTX, gpu=False) as engine:
         pool = asks(engine, random.Random(args.seed), args.pool)
-    served = Served(model, args.cache_type)
-    soaking, begun = Soak(served, pool, args.seed), time.monotonic()
-    try:
+    flags = ["--ctx", str(N_CTX), "--queue", str(QUEUE), "--cache-type", args.cache_type]
+    with Served(model, *flags, BANKML_CACHE_RAM=str(CACHE_RAM)) as served:
+        soaking, begun = Soak(served, pool, args.seed), time.monotonic()
         soaking.run(args.clients, int(WARM * args.requests), begun + WARM * 60 * args.minutes)
         before = settled(served)
         soaking.run(args.clients, args.requests, begun + 60 * args.minutes)
         faults = soaking.faults
         after = settled(served)
-    finally:
         code = served.stop()
     counts = dict(sorted(soaking.counts.items()))
     print(f"{soaking._next} requests in {time.monotonic() - begun:.0f} s, longest {soaking.longest:.1f} s: {counts}")

@@ -5,13 +5,13 @@
 stores a picture of a page as WebP.
 """
 
+import argparse
 import base64
 import json
 import os
 import select
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -181,14 +181,18 @@ class Page:
 
 
 def main():
-    url, file, size, scheme = [*sys.argv[1:], "1100x760", "light"][:4] if len(sys.argv) < 5 else sys.argv[1:5]
-    width, height = map(int, size.split("x"))
+    parser = argparse.ArgumentParser(prog="python -m tests.serve.browser", description="store a picture of a page")
+    parser.add_argument("url")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("size", nargs="?", default="1100x760")
+    parser.add_argument("scheme", nargs="?", default="light", choices=("light", "dark"))
+    given = parser.parse_args()
     with Browser() as browser, browser.page() as page:
-        page.resize(width, height, scheme == "dark")
-        page.open(url)
+        page.resize(*map(int, given.size.split("x")), dark=given.scheme == "dark")
+        page.open(given.url)
         page.until("bankml")
         time.sleep(2)
-        Path(file).write_bytes(page.picture())
+        given.file.write_bytes(page.picture())
 
 
 if __name__ == "__main__":

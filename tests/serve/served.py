@@ -16,7 +16,10 @@ START_S = 120  # a first run compiles
 
 
 class Served:
-    """A running server: `url`, `client` (httpx), `lines` of its stderr so far. stand_in: see tests/stand_in.py."""
+    """A running server: `url`, `address` (host, port), `client` (httpx), `lines` of its stderr so far.
+
+    stand_in: see tests/stand_in.py.
+    """
 
     def __init__(self, model, *flags, stand_in: dict | None = None, **environment):
         command = ["-m", "bankml"] if stand_in is None else [ROOT / "tests" / "stand_in.py"]
@@ -36,6 +39,7 @@ class Served:
             raise RuntimeError(f"the server did not start: {self.lines}")
         self.url = re.search(r"http://\S+", self.lines[-1])[0]
         self.client = httpx.Client(base_url=self.url, timeout=60)
+        self.address = self.client.base_url.host, self.client.base_url.port
 
     def _read(self):
         for line in self.process.stderr:
@@ -47,6 +51,13 @@ class Served:
     def post(self, path, body, **options) -> httpx.Response:
         """One request."""
         return self.client.post(path, json=body, **options)
+
+    def held(self) -> dict[str, int]:
+        """What the process holds: bytes of memory, threads, open files."""
+        folder = Path("/proc", str(self.process.pid))
+        status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line)
+        memory = 1024 * int(status["VmRSS"].split()[0])
+        return {"memory": memory, "threads": int(status["Threads"]), "files": len(os.listdir(folder / "fd"))}
 
     def stop(self, number=signal.SIGTERM, timeout=30) -> int:
         """Send a signal; the exit code."""

@@ -33,8 +33,7 @@ def locked(bytes_path, tmp_path_factory):
 
 def raw(served, data: bytes, wait=5.0) -> bytes:
     """All that comes back for these bytes."""
-    url = served.client.base_url
-    with socket.create_connection((url.host, url.port), timeout=wait) as connection:
+    with socket.create_connection(served.address, timeout=wait) as connection:
         connection.sendall(data)
         found = b""
         while piece := connection.recv(65536):
@@ -95,8 +94,7 @@ def test_too_large_a_body_is_not_read(served):
 
 def raw_until_refused(served, head, chunk, times) -> bytes:
     """The first bytes of the reply that comes while chunks are sent."""
-    url = served.client.base_url
-    with socket.create_connection((url.host, url.port), timeout=10) as connection:
+    with socket.create_connection(served.address, timeout=10) as connection:
         connection.sendall(head)
         try:
             for _ in range(times):
@@ -150,8 +148,7 @@ def test_the_description_names_every_path(served):
 
 
 def test_a_slow_head_is_not_waited_for(served):
-    url = served.client.base_url
-    with socket.create_connection((url.host, url.port), timeout=run.HEAD_S + 5) as connection:
+    with socket.create_connection(served.address, timeout=run.HEAD_S + 5) as connection:
         begun = time.monotonic()
         connection.sendall(b"GET /health HT")
         assert connection.recv(100) == b"" and time.monotonic() - begun > run.HEAD_S - 1
@@ -159,8 +156,7 @@ def test_a_slow_head_is_not_waited_for(served):
 
 def test_one_connection_too_many_is_told_so(bytes_path):
     with Served(bytes_path, stand_in={"answer": "Hello."}) as served:
-        url = served.client.base_url
-        held = [socket.create_connection((url.host, url.port)) for _ in range(run.MAX_CONNECTIONS)]
+        held = [socket.create_connection(served.address) for _ in range(run.MAX_CONNECTIONS)]
         try:
             refused = raw(served, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert refused.startswith(b"HTTP/1.1 503 ") and b"Retry-After: 1" in refused
@@ -232,8 +228,7 @@ def mutated(rng, value):
 
 
 def test_a_thousand_mutations_are_answered(served):
-    rng, url = random.Random(6), served.client.base_url
-    connection = http.client.HTTPConnection(url.host, url.port, timeout=30)
+    rng, connection = random.Random(6), http.client.HTTPConnection(*served.address, timeout=30)
     for _ in range(1000):
         path, body = rng.choice(VALID)
         for _ in range(rng.randint(1, 3)):

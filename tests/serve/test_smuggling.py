@@ -1,11 +1,11 @@
 """Requests that two programs could read in two ways: one reply at most, and the connection is closed."""
 
 import re
-import socket
 
 import pytest
 
 from tests.serve.served import Served
+from tests.serve.test_limits import raw
 
 SECOND = b'POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 15\r\n\r\n{"content":"a"}'
 HOST = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"
@@ -39,13 +39,7 @@ def served(bytes_path):
 
 def replies(served, data: bytes) -> list[int]:
     """The statuses of all that comes back until the server closes."""
-    url = served.client.base_url
-    with socket.create_connection((url.host, url.port), timeout=10) as connection:
-        connection.sendall(data)
-        found = b""
-        while piece := connection.recv(65536):
-            found += piece
-    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", found)]
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", raw(served, data))]
 
 
 @pytest.mark.parametrize("form", FORMS)
