@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testing import gate, gate_record, gate_run, mutations
+from testing import gate, gate_record, gate_run, mutation_table
 from testing.stages import stage as stage_module
 from testing.stages.stage import Count, Given
 from testing.stages.table import BY_NAME, STAGES, USERS
@@ -57,8 +57,8 @@ def test_it_fits_into_its_time():
 
 
 def test_every_mutation_has_a_stage_of_the_gate():
-    assert set(mutations.GATE) == set(mutations.STAGES)
-    assert set(mutations.GATE.values()) <= set(BY_NAME)
+    assert set(mutation_table.GATE) == set(mutation_table.STAGES)
+    assert set(mutation_table.GATE.values()) <= set(BY_NAME)
 
 
 # -- counting ---------------------------------------------------------------------------------------------------------

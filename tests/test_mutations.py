@@ -2,7 +2,8 @@
 
 import pytest
 
-from testing.mutations import MUTATIONS, ROOT, STAGES, Copy
+from testing.mutation_table import MUTATIONS, STAGES
+from testing.mutations import ROOT, Copy
 
 QUICK = [mutation for mutation in MUTATIONS if mutation.quick]
 

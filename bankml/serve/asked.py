@@ -4,9 +4,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from bankml.params import CHAIN, MAX_SEED, MISSING, Params
+from bankml.serve.answer import Request
 from bankml.serve.errors import ApiError
 from bankml.serve.fields import Fields
-from bankml.serve.service import Request
 
 FLOATS = [field.name for field in fields(Params) if field.type is float]
 WHOLES = [field.name for field in fields(Params) if field.type is int and field.name != "n_probs"]

@@ -11,10 +11,11 @@ from starlette.routing import Route
 
 from bankml.generation import Step
 from bankml.serve import fields, openai, told
+from bankml.serve.answer import Answer
 from bankml.serve.asked import Asked
 from bankml.serve.errors import ApiError
 from bankml.serve.fields import Fields
-from bankml.serve.service import Answer, Service
+from bankml.serve.service import Service
 from bankml.serve.stream import Json, events
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from bankml.serve.service import Outcome, Service
+from bankml.serve.answer import Outcome
+from bankml.serve.service import Service
 from bankml.snapshot import Snapshot
 
 KINDS = ("completed", "cancelled", "failed", "refused")

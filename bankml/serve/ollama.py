@@ -9,10 +9,11 @@ from starlette.routing import Route
 
 from bankml.generation import Generation, Step
 from bankml.serve import fields, ollama_asked, ollama_models, told
+from bankml.serve.answer import Answer
 from bankml.serve.errors import ApiError
 from bankml.serve.ollama_alive import KeepAlive
 from bankml.serve.ollama_asked import Asked
-from bankml.serve.service import Answer, Service
+from bankml.serve.service import Service
 from bankml.serve.stream import Json, lines
 from bankml.version import __version__
 

@@ -7,8 +7,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from bankml.serve.answer import Outcome
 from bankml.serve.errors import ApiError
-from bankml.serve.service import Outcome, Service
+from bankml.serve.service import Service
 
 UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 PART = re.compile(r"(\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})(ns|us|µs|ms|s|m|h)")

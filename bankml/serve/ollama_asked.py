@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from bankml.params import MAX_COUNT, MAX_SEED, MISSING
+from bankml.serve.answer import Request
 from bankml.serve.asked import FLOATS, WHOLES, kept, stops
 from bankml.serve.errors import ApiError
 from bankml.serve.fields import Fields
 from bankml.serve.ollama_alive import seconds
-from bankml.serve.service import Request
 
 MACHINE = ("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "use_mmap", "use_mlock", "num_thread",
            "num_keep", "mirostat_tau", "mirostat_eta")  # fmt: skip

@@ -10,10 +10,11 @@ from starlette.routing import Route
 from bankml.completions import usage
 from bankml.generation import Step
 from bankml.serve import fields, told
+from bankml.serve.answer import Answer
 from bankml.serve.asked import Asked, asked, probs
 from bankml.serve.errors import ApiError
 from bankml.serve.fields import Fields
-from bankml.serve.service import Answer, Service
+from bankml.serve.service import Service
 from bankml.serve.stream import Json, events
 from bankml.version import __version__
 

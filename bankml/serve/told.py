@@ -9,7 +9,7 @@ from dataclasses import asdict
 from bankml.cpu.level import level
 from bankml.generation import Generation
 from bankml.sampler_chain import TokenProbs
-from bankml.serve.service import Answer
+from bankml.serve.answer import Answer
 from bankml.version import __version__
 
 LOWEST = -(2 - 2**-23) * 2.0**127  # the lowest float32, which the reference tells for the logarithm of 0

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from testing import mutations
+from testing import mutation_table, mutations
 from testing.stages.stage import Count, Given, Stage
 
 FUZZ_S = 180  # seconds of each fuzzer
@@ -33,12 +33,12 @@ def independence(given: Given) -> Count:
 
 def caught_mutations(given: Given) -> Count:
     """Each mutation in a copy of the package; the stage of the gate that it names must find it, and pass untouched."""
-    chosen = [mutation for mutation in mutations.MUTATIONS if mutation.quick or not given.quick]
+    chosen = [mutation for mutation in mutation_table.MUTATIONS if mutation.quick or not given.quick]
     counts = Count()
     with tempfile.TemporaryDirectory() as folder:
         copy, untouched = mutations.Copy(folder), {}
         for mutation in chosen:
-            stage = mutations.GATE[mutation.stage]
+            stage = mutation_table.GATE[mutation.stage]
             if stage not in untouched:
                 untouched[stage] = copy.run_gate(stage, given.folder)
             found = copy.run_gate(stage, given.folder, mutation)

@@ -6,10 +6,11 @@ import time
 import pytest
 
 from bankml.api import Model
-from bankml.serve import service as service_module
+from bankml.serve import answer as answer_module
+from bankml.serve.answer import Request
 from bankml.serve.errors import ApiError
 from bankml.serve.names import Names
-from bankml.serve.service import Request, Service
+from bankml.serve.service import Service
 from tests import conversations
 
 LONG = Request("a long story", {"temperature": 0.0, "ignore_eos": True}, max_tokens=400, reuse="off")
@@ -51,7 +52,7 @@ async def text_of(service, request) -> str:
 
 def test_steps_come_together_and_none_is_lost(served, monkeypatch):
     """The first at once, then those of a while; here one without end."""
-    monkeypatch.setattr(service_module, "WAKE_S", 1000.0)
+    monkeypatch.setattr(answer_module, "WAKE_S", 1000.0)
 
     async def use(service):
         lists = []
