@@ -1,6 +1,6 @@
-"""The gate's record, testing/results/VERSION.md, and the table that docs/oracles.md takes from it.
+"""The gate's record, testing/results/VERSION.md, and the tables that docs/oracles.md and performance.md take from it.
 
-python -m testing.gate_record      # writes the newest record's table into docs/oracles.md
+python -m testing.gate_record      # writes the newest record's tables into the pages
 """
 
 import json
@@ -20,10 +20,13 @@ from testing import gate_setup
 from testing.stages.stage import Stage
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS, DOCS = ROOT / "testing" / "results", ROOT / "docs" / "oracles.md"
+RESULTS = ROOT / "testing" / "results"
 BEGIN, END = "<!-- the gate's record begins -->\n", "<!-- the gate's record ends -->\n"
 PACKAGES = ("numpy", "numba", "llvmlite", "tokenizers", "jinja2", "pyopencl")
-COLUMNS = "| stage | what is compared | equal |\n| --- | --- | --- |\n"
+SPEED_HEAD = (
+    "Tokens per second, medians, both engines in turns; the read floor is measured just before each decoding row.\n"
+)
+SPEED_COLUMNS = ("model", "work", "tokens", "bankml", "reference", "ratio", "spread", "GB/s", "read floor", "logits")
 SPEED = "speed"  # the fact that holds the bench's rows
 
 
@@ -121,7 +124,7 @@ def _stages(outcomes, stages) -> str:
         count = f"{done['equal']:,} of {done['total']:,} {stage.unit}"
         lines.append(f"| {stage.name} | {stage.what} | {count} | {done['seconds']:.0f} s |")
     seconds = sum(outcomes[stage.name]["seconds"] for stage in stages)
-    head = "## Stages\n\n| stage | what is compared | equal | time |\n| --- | --- | --- | --- |\n"
+    head = f"## Stages\n\n{_header(['stage', 'what is compared', 'equal', 'time'])}"
     return head + "\n".join(lines) + f"\n\n{seconds / 60:.0f} minutes in all, two stages at a time where they can.\n"
 
 
@@ -130,13 +133,19 @@ def _speed(outcomes) -> str:
     if not rows:
         return ""
     bits = {True: "equal", False: "DIFFERENT", None: "others by design"}
-    lines = [
-        f"| {r['model']} | {r['work']} | {r['n']} | {r['ours']:.1f} | {r['reference']:.1f} | {r['ratio']:.2f} "
-        f"| {r['spread']:.0%} | {bits[r['bits_equal']]} |"
-        for r in rows
-    ]
-    head = "| model | work | tokens | bankml | reference | ratio | spread | logits |\n" + "| --- " * 8 + "|\n"
-    return "## Speed\n\nTokens per second, medians, both engines in turns.\n\n" + head + "\n".join(lines) + "\n"
+    lines = []
+    for r in rows:
+        memory = f"{r['gb_s']:.1f} | {r['floor_share']:.0%}" if r["gb_s"] else " | "
+        time = ", ".join(f"{kind} {share:.1%}" for kind, share in r["budget"].items() if share >= 0.01)
+        lines.append(
+            f"| {r['model']} | {r['work']} | {r['n']} | {r['ours']:.1f} | {r['reference']:.1f} | {r['ratio']:.2f} "
+            f"| {r['spread']:.0%} | {memory} | {bits[r['bits_equal']]} | {time} |\n"
+        )
+    return f"## Speed\n\n{SPEED_HEAD}\n{_header((*SPEED_COLUMNS, 'our time'))}{''.join(lines)}"
+
+
+def _header(columns: Sequence[str]) -> str:
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (columns, ["---"] * len(columns)))
 
 
 def _figures(outcomes, stages) -> dict:
@@ -148,7 +157,7 @@ def _figures(outcomes, stages) -> dict:
     }
 
 
-# -- the table of docs/oracles.md -------------------------------------------------------------------------------------
+# -- the pages' tables ------------------------------------------------------------------------------------------------
 
 
 def newest() -> Path | None:
@@ -157,28 +166,37 @@ def newest() -> Path | None:
     return numbered[max(numbered)] if numbered else None
 
 
-def table(record: Path | None) -> str:
-    """What the page shows of a record: its stages with their counts."""
+def table(record: Path | None, title: str) -> str:
+    """What a page shows of a record: the table of a section, less its last column, and what it was made on."""
     if record is None:
         return "No record has been made yet.\n"
     text = record.read_text()
-    lines = text.partition("## Stages\n\n")[2].partition("\n\n")[0].splitlines()[2:]
-    cells = ["|".join(line.split("|")[:4]) + "|\n" for line in lines]
-    told = dict(re.findall(r"^- (CPU|commit|date): (.*)$", text, re.M))
-    made = f"Version {record.stem}, {told['date']}, commit {told['commit']}, on {told['CPU']}: "
+    section = text.partition(f"## {title}\n")[2].partition("\n## ")[0]
+    rows = [line.rsplit("|", 2)[0] + "|\n" for line in section.splitlines() if line.startswith("|")]
+    told = dict(re.findall(r"^- (CPU|cores|commit|date): (.*)$", text, re.M))
+    made = (
+        f"Version {record.stem}, {told['date']}, commit {told['commit']}, on {told['cores']} cores of {told['CPU']}: "
+    )
     link = f"[the record](../{record.relative_to(ROOT)})"
-    return f"{made}{link}.\n\n{COLUMNS}{''.join(cells)}"
+    return f"{made}{link}.\n\n{''.join(rows)}"
 
 
-def updated(page: str) -> str:
-    """The page with the newest record's table."""
-    before, rest = page.split(BEGIN)
-    return before + BEGIN + table(newest()) + END + rest.split(END)[1]
+PAGES = {
+    ROOT / "docs" / "oracles.md": "Stages",
+    ROOT / "docs" / "performance.md": "Speed",
+}  # page -> section of the record
+
+
+def updated(page: Path) -> str:
+    """A page's text with the newest record's table."""
+    before, rest = page.read_text().split(BEGIN)
+    return before + BEGIN + table(newest(), PAGES[page]) + END + rest.split(END)[1]
 
 
 def update_docs():
-    """Write the table into the page."""
-    _write(DOCS, updated(DOCS.read_text()))
+    """Write the tables into the pages."""
+    for page in PAGES:
+        _write(page, updated(page))
 
 
 if __name__ == "__main__":

@@ -177,25 +177,28 @@ def test_stages_are_listed(capsys):
 # -- the record -------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_shows_what_the_record_holds():
-    page = gate_record.DOCS.read_text()
-    assert gate_record.updated(page) == page, "python -m testing.gate_record"
+@pytest.mark.parametrize("page", gate_record.PAGES, ids=lambda page: page.stem)
+def test_the_page_shows_what_the_record_holds(page):
+    assert gate_record.updated(page) == page.read_text(), "python -m testing.gate_record"
 
 
 def test_a_record_is_written_and_read(reference, tmp_path, monkeypatch):
     row = {"model": "m", "work": "decode", "n": 32, "ours": 2.0, "reference": 1.0, "ratio": 2.0, "spread": 0.1}
+    row |= {"gb_s": 30.0, "floor_share": 0.7, "budget": {"logits": 0.97, "python": 0.03}, "bits_equal": True}
     outcomes = {
         "swiglu sweep": {"equal": 75_996, "total": 75_996, "facts": {"tokens": 1234}, "seconds": 2.0},
-        "bench": {"equal": 1, "total": 1, "facts": {"speed": [row | {"bits_equal": True}]}, "seconds": 3.0},
+        "bench": {"equal": 1, "total": 1, "facts": {"speed": [row]}, "seconds": 3.0},
     }
     monkeypatch.setattr(gate_record, "ROOT", tmp_path)
     monkeypatch.setattr(gate_record, "RESULTS", tmp_path)
     path = gate_record.write(None, outcomes, [BY_NAME[name] for name in outcomes])
     text = path.read_text()
-    assert "| m | decode | 32 | 2.0 | 1.0 | 2.00 | 10% | equal |" in text
+    speed = "| m | decode | 32 | 2.0 | 1.0 | 2.00 | 10% | 30.0 | 70% | equal |"
+    assert f"{speed} logits 97.0%, python 3.0% |" in text
     assert "- swiglu sweep, tokens: 1,234" in text and reference.sha256["libggml-base.so"] in text
-    table = gate_record.table(gate_record.newest())
-    assert f"| swiglu sweep | {BY_NAME['swiglu sweep'].what} | 75,996 of 75,996 values |" in table
+    stages, rates = (gate_record.table(gate_record.newest(), title) for title in ("Stages", "Speed"))
+    assert f"| swiglu sweep | {BY_NAME['swiglu sweep'].what} | 75,996 of 75,996 values |\n" in stages
+    assert rates.endswith(f"{speed}\n")
     assert not list(tmp_path.glob(".*"))
 
 
