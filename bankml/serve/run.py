@@ -21,12 +21,13 @@ MAX_CONNECTIONS = 64
 HEAD_S, IDLE_S = 5.0, 30.0  # for the head of a request to come, and for a connection without one
 BACKLOG = 128
 LAST_S = 0.2  # after a second signal, for the answer that is cut to say so
-PART_S = 1.0  # for a client to take an early reply while it is still sending
+PART_S = 1.0  # for a client to take the last reply, which it cannot while it is still sending
 
 
 class Transport:
-    """A connection's transport. Closed while the client may still be sending, it first sends what is left and takes
-    what comes for PART_S: closed at once, the client would see a reset in the place of its reply."""
+    """A connection's transport. Closed after a request, it first sends what is left and takes what comes until the
+    client closes, PART_S at most: if more came after that, the client would see a reset in the place of its reply.
+    """
 
     def __init__(self, transport, protocol):
         self._transport, self._protocol, self.parting = transport, protocol, False
@@ -39,8 +40,8 @@ class Transport:
         return self.parting or self._transport.is_closing()
 
     def close(self):
-        """At once, or in a moment."""
-        if self._protocol.conn.their_state not in (h11.SEND_BODY, h11.ERROR):
+        """At once where nothing was asked, else in a moment."""
+        if self._protocol.conn.their_state in (h11.IDLE, h11.CLOSED):
             self._transport.close()
         elif not self.is_closing():
             self.part()
@@ -73,8 +74,8 @@ class Protocol(H11Protocol):
             self.sweep = self.loop.call_later(SEND_S, self._sweep)
 
     def data_received(self, data: bytes):
-        if self.transport.parting:
-            return
+        if self.transport.parting or self.conn.their_state in (h11.MUST_CLOSE, h11.ERROR):
+            return  # the last request has come
         if self.surplus:
             self._head_is_there()
             self._refuse(ApiError(503, f"{MAX_CONNECTIONS} connections are open already", retry_after=1))
@@ -99,9 +100,11 @@ class Protocol(H11Protocol):
             self.deadline = None
 
     def send_400_response(self, msg: str):
-        """What came is no HTTP; a reply that is under way already is the last one."""
+        """What came is no HTTP. A whole request before it is answered; a reply that is under way is the last one."""
         self._head_is_there()
         if self.cycle is not None and not self.cycle.response_complete:
+            if not self.cycle.more_body:
+                return
             self.cycle.disconnected = True
             self.cycle.message_event.set()
             if self.cycle.response_started:

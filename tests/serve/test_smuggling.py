@@ -54,6 +54,20 @@ def test_requests_in_one_piece_are_answered_in_order(served):
     assert replies(served, SECOND + SECOND + last) == [200, 200, 200]
 
 
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (HOST + b"Connection: close\r\nContent-Length: 15\r\n\r\n" + SECOND[-15:], 200),
+        (HOST + b"Connection: close\r\nContent-Length: 0\r\n\r\n", 400),
+        (HOST + b"Origin: null\r\nContent-Length: 0\r\n\r\n", 403),
+    ],
+)
+def test_what_comes_after_the_last_request_does_not_lose_its_reply(served, head, status):
+    """The client is still sending when the connection is closed: no reset in the place of the reply."""
+    for _ in range(5):
+        assert replies(served, head + b"[" * 500_000) == [status]
+
+
 def test_a_name_from_the_network_begins_no_header(served):
     for name in ("a\r\nX-Made: 1", "a\nX-Made: 1", "\r\n\r\nHTTP/1.1 200 OK"):
         for path, body in (("/v1/completions", {"prompt": "x", "model": name}), ("/api/show", {"model": name})):
