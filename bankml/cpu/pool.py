@@ -281,9 +281,11 @@ class Pool:
         for number in range(1, self.workers):
             libc.sem_init(ctypes.c_void_p(self._mailbox + SEMAPHORES + LINES * number), 0, 0)
             life = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(serve.address)
-            name = f"bankml-{number}"
-            self._helpers.append(threading.Thread(target=life, args=(self._mailbox, number), name=name, daemon=True))
+            name, given = f"bankml-{number}", (life, self._mailbox, number, self._memory)
+            self._helpers.append(threading.Thread(target=_live, args=given, name=name, daemon=True))
             self._helpers[-1].start()
+        self._dismiss = weakref.finalize(self, _dismiss, self._mailbox, len(self._helpers), self._memory)
+        self._dismiss.atexit = False  # see _close_all, which waits for them
 
     def run(self, program: np.ndarray):
         """Run a program, an int64 array (n_steps, RECORD), to its end."""
@@ -305,21 +307,32 @@ class Pool:
         return ctypes.c_int64.from_address(self._mailbox + offset)
 
     def close(self):
-        """End the threads; the pool cannot run any more."""
+        """End the threads; the pool cannot run any more. One that is let go of without it ends them, too."""
         with self._lock:
             helpers, self._helpers = self._helpers, []
-            self._word(WORKERS).value = 1
-            self._word(STOP).value = 1
-            post = ctypes.CDLL(None).sem_post
-            for number in range(1, len(helpers) + 1):
-                post(ctypes.c_void_p(self._mailbox + SEMAPHORES + LINES * number))
+            self._dismiss()
             for helper in helpers:
                 helper.join(timeout=5)
 
     def _after_fork(self):
         """A child process has none of our threads: start new ones."""
         self._lock = threading.Lock()
+        self._dismiss.detach()
         self._start()
+
+
+def _live(life, mailbox, number, memory):
+    """A helper's whole life, for which it keeps the mailbox's memory."""
+    life(mailbox, number)
+
+
+def _dismiss(mailbox, helpers, memory):
+    """Tell the helpers of a pool to end."""
+    for offset in (WORKERS, STOP):
+        ctypes.c_int64.from_address(mailbox + offset).value = 1
+    post = ctypes.CDLL(None).sem_post
+    for number in range(1, helpers + 1):
+        post(ctypes.c_void_p(mailbox + SEMAPHORES + LINES * number))
 
 
 _pools: "weakref.WeakSet[Pool]" = weakref.WeakSet()

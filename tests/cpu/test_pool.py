@@ -117,3 +117,15 @@ def test_fewer_workers_do_all_the_shares():
     pool.run(work)
     pool.close()
     assert (counters == 3).all()
+
+
+def test_a_pool_that_is_let_go_of_ends_its_threads():
+    """They would wait in memory that the next pool gets, and take what it posts."""
+    for _ in range(20):
+        pool, counters = Pool(2), np.zeros(64, np.int64)
+        pool.run(program((count_items, True, (64, counters.ctypes.data))))
+        helpers = list(pool._helpers)
+        del pool
+        for helper in helpers:
+            helper.join(timeout=5)
+            assert not helper.is_alive()
