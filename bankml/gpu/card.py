@@ -96,6 +96,7 @@ class Card:
             target=_serve, args=(self._inbox, context, program, wtype), name=f"bankml-card {name}", daemon=True
         )
         self._thread.start()
+        weakref.finalize(self, self._inbox.put, None).atexit = False  # also if nobody ends it
         _cards.add(self)
 
     @property

@@ -1,5 +1,6 @@
 """Whatever fails on a card: the CPU computes it again, the card is dropped with one line, and no token changes."""
 
+import gc
 import random
 import time
 
@@ -189,6 +190,17 @@ def test_a_child_process_has_no_cards(folder):
         assert note is None and not weights.split.worker.on
         assert len(generate(weights, 3)) == 3
         card.note = None
+
+
+def test_a_model_that_is_let_go_of_gives_its_cards_back(folder):
+    weights = opened("qwen3-q2_0-tied", folder, 0.5)
+    threads = [card._thread for card in weights.split.worker.cards]
+    assert threads and all(thread.is_alive() for thread in threads)
+    del weights
+    gc.collect()
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
 
 
 def test_rests_are_the_cpus(folder, expected):
